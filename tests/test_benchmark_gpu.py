@@ -148,17 +148,9 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 @pytest.mark.long
 def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
     command = [
-        sys.executable,
-        str(SCRIPT),
-        "--shrink",
-        "--json",
-        "--only",
-        "facts",
-        "--only",
-        "compare",
-        "--output",
+        sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "facts", "--only", "compare", "--output",
         str(tmp_path),
-    ]
+    ]  # fmt: skip
     shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]).stdout
     printed = [json.loads(line) for line in shown.splitlines()]
     assert printed == json.loads((tmp_path / "gpu.json").read_text())

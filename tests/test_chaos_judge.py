@@ -91,23 +91,15 @@ FORGED = [
     (judge.each_cell_once({KEY: "a"}, [DONE, attempt(3, outcome(12))]), "DOUBLED a: several attempts have a result"),
     (judge.same_weights(NAMES, {KEY: "y"}, {KEY: "x"}), "WRONG chaos/pre-s1: the final weights differ"),
     (judge.same_weights(NAMES, {}, {KEY: "x"}), "no checkpoint"),
-    (
-        judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]),
-        "DOUBLED chaos/pre-s1",
-    ),
+    (judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]), "DOUBLED chaos/pre-s1"),
     (judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]), "process 101"),
     (judge.one_at_a_time(NAMES, [INTERRUPTED, attempt(2, event("start", 2.5), outcome(9))], []), "two journals"),
-    (
-        judge.one_at_a_time(NAMES, [attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))], []),
-        "processes 5, 6",
-    ),
+    (judge.one_at_a_time(NAMES, [attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))], []),
+     "processes 5, 6"),
     (judge.locked_once(NAMES, [(7.0, KEY, [1, 2])]), "attempts 1, 2 at 7.00"),
     (judge.failures_excused(NAMES, [attempt(1, {**FAILED, "cause": "ValueError: x"})]), "ValueError"),
     (judge.nothing_erased(SEEN, {"journal": SEEN["journal"]}), "LOST attempt: a file of an attempt was removed"),
-    (
-        judge.nothing_erased(SEEN, {**SEEN, "journal": "10 bytes, 3"}),
-        "a file of an attempt was rewritten",
-    ),
+    (judge.nothing_erased(SEEN, {**SEEN, "journal": "10 bytes, 3"}), "a file of an attempt was rewritten"),
     (judge.numbered_without_gaps(NAMES, [attempt(1), attempt(3)]), "LOST chaos/pre-s1: an attempt is missing"),
     (judge.commands_behaved([Ended("gpas sync", 1, TRACEBACK, killed=True)]), "traceback"),
     (judge.commands_behaved([Ended("gpas table", 0, "ok"), Ended("gpas sync", None, "")]), "never ended"),
@@ -116,7 +108,7 @@ FORGED = [
     (judge.commands_behaved([Ended("gpas sync", 1, CTRL_C)]), "traceback"),
     (judge.commands_behaved([Ended("gpas a", 1, CTRL_C.replace("<module>", "main"), killed=True)]), "traceback"),
     (judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"), "2.25"),
-]
+]  # fmt: skip
 
 
 SOUND = [

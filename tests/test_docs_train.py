@@ -96,11 +96,8 @@ def test_the_networks_of_a_block_are_measured(page: str, text: str, folder: Path
         assert network.made, f"{page}: {entry.id} would be downloaded"
         for stage in cell.stages:
             facts = {
-                "stage": stage.kind,
-                "cell": cell.to_mapping(),
-                "cache": str(folder / "cache"),
-                "root": str(folder),
-            }
+                "stage": stage.kind, "cell": cell.to_mapping(), "cache": str(folder / "cache"), "root": str(folder),
+            }  # fmt: skip
             attempt = make_attempt(tmp_path / "runs", stage.key, facts)
             context = StageContext(cell, attempt.read_attempt(), attempt, silent, lambda: None, ALONE)
             assert runner(cell, stage.kind)(context).outcome == "done", f"{page}: {entry.id} {stage.kind}"

@@ -176,16 +176,10 @@ def socket_at(path: Path) -> None:
 
 
 UNREADABLE = {
-    "a link to nothing": (
-        "a.jsonl",
-        link_to_nothing,
-        r"a\.jsonl is a link to /nonexistent/a\.jsonl, which cannot be read",
-    ),
-    "a link to itself": (
-        "a.jsonl",
-        lambda path: path.symlink_to(path.name),
-        r"a\.jsonl is a link .* Too many levels of symb",
-    ),
+    "a link to nothing": ("a.jsonl", link_to_nothing,
+        r"a\.jsonl is a link to /nonexistent/a\.jsonl, which cannot be read"),
+    "a link to itself": ("a.jsonl", lambda path: path.symlink_to(path.name),
+        r"a\.jsonl is a link .* Too many levels of symb"),
     "a folder": ("old", Path.mkdir, r"'t/\*' matches the folder .*/t/old, whose files are not read"),
     "a folder named as a file": ("a.jsonl", Path.mkdir, r"matches the folder .*/t/a\.jsonl, whose files are not read"),
     "a pipe": ("a.jsonl", os.mkfifo, r"a\.jsonl is not a file that can be read, but"),
@@ -194,7 +188,7 @@ UNREADABLE = {
         f"an empty {name}": (name, Path.touch, rf"/{name} is empty \(0 bytes\)")
         for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet")
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -255,11 +249,8 @@ def test_after_continues_behind_a_document(source: Files):
     [
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: not a line of JSON"),
         ("bad.jsonl", b'{"txet": "a"}\n', r"bad\.jsonl:1: no field 'text' \(data\.text_field\); did you mean 'txet'"),
-        (
-            "bad.jsonl",
-            b'{"text": "a \\ud83d b"}\n',
-            r"bad\.jsonl:1: the field 'text' is not Unicode: it has the unpaired surrogate \\ud83d",
-        ),
+        ("bad.jsonl", b'{"text": "a \\ud83d b"}\n',
+         r"bad\.jsonl:1: the field 'text' is not Unicode: it has the unpaired surrogate \\ud83d"),
         ("bad.jsonl", b'{"text": 7}\n', r"bad\.jsonl:1: the field 'text' is not text but 7"),
         ("bad.jsonl", b"[1]\n", r"bad\.jsonl:1: a list, not a JSON object"),
         ("bad.jsonl", b'{"text": "\xff"}\n', r"bad\.jsonl:1: not a line of JSON"),
@@ -269,7 +260,7 @@ def test_after_continues_behind_a_document(source: Files):
         ("bad.parquet", b"x", r"bad\.parquet: cannot be read as Parquet"),
         ("bad.csv", b"x", r"bad\.csv does not end in \.txt, .*data\.source: hf"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):

@@ -50,18 +50,13 @@ FEED_FORWARD = {**SMALL, "intermediate_size": 24}
 CONFIGURATIONS = {
     "Llama": {**FEED_FORWARD, "max_position_embeddings": 64},
     "GPT2": {
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "vocab_size": 300,
-        "n_positions": 48,
-        "bos_token_id": 1,
+        "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 48, "bos_token_id": 1,
         "eos_token_id": 1,
     },
     "Phi": {**FEED_FORWARD, "max_position_embeddings": 64},  # its head has a bias
     "Qwen2": {**FEED_FORWARD, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "Mistral": {**FEED_FORWARD, "num_key_value_heads": 1, "sliding_window": 8},
-}
+}  # fmt: skip
 
 
 def configuration(kind: str = "Llama", **more: Any) -> Any:

@@ -328,11 +328,8 @@ def texts(room: Room) -> list[tuple[str, str]]:
     pairs = [(words(1, 30), f" {words(1, 8)}") for _ in range(12)]
     shared = words(8, 9)
     odd = [
-        ("", "the start"),
-        (f"{words(2, 3)} ", "a blank"),
-        (words(2, 3) + "\n", "a line"),
-        (words(90, 99), " too long"),
-    ]
+        ("", "the start"), (f"{words(2, 3)} ", "a blank"), (words(2, 3) + "\n", "a line"), (words(90, 99), " too long"),
+    ]  # fmt: skip
     return [*pairs, *((shared, f" {letter}") for letter in "ABCD"), *odd]
 
 

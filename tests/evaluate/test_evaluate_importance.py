@@ -158,13 +158,10 @@ def test_a_masked_network_is_measured_by_the_loss_of_masked_tokens(room: Path, t
 @pytest.mark.parametrize(
     ("scheme", "gate", "family"),
     [
-        ("pre", None, "gpt"),
-        ("lns", "gpas", "llama"),
-        ("sandwich", "gpas", "gpt"),
-        ("peri", None, "llama"),
+        ("pre", None, "gpt"), ("lns", "gpas", "llama"), ("sandwich", "gpas", "gpt"), ("peri", None, "llama"),
         ("mix", "gpas", "llama"),
     ],
-)
+)  # fmt: skip
 def test_a_layer_without_effect(room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str) -> None:
     """A gate that starts at zero scales by one."""
     cell = cell_of(norm=scheme, gate=gate, family=family)

@@ -148,19 +148,13 @@ def predicted(network: Llama) -> list[float | None]:
 @pytest.mark.parametrize(
     ("norm", "gate"),
     [
-        ("pre", {}),
-        ("pre", {"activation": SOFTSIGN}),
-        ("pre", {"share": "sublayer"}),
-        ("pre", {"site": "before-sublayer"}),
-        ("pre", {"learnable": False}),
-        ("lns", {}),
-        ("sandwich", {}),
-        ("post", {"site": "after-sublayer"}),
-        ("post", {"site": "after-norm"}),
+        ("pre", {}), ("pre", {"activation": SOFTSIGN}), ("pre", {"share": "sublayer"}),
+        ("pre", {"site": "before-sublayer"}), ("pre", {"learnable": False}), ("lns", {}), ("sandwich", {}),
+        ("post", {"site": "after-sublayer"}), ("post", {"site": "after-norm"}),
         ("deepnorm", {"site": "before-sublayer"}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_product_is_exact_if_the_whole_stream_passes_the_gate(norm: str, gate: dict[str, object]) -> None:
     network = gated(norm, **gate)
     assert check(network, predicted(network)) == 13

@@ -110,35 +110,25 @@ def test_additions_are_merged_and_the_file_stays_readable(config: Path) -> None:
     add_seeds(config, {"varied": {"pre": [3], "post": [3]}, "fixed": {"none": [43]}})
     text = seeds_path(config).read_text()
     assert text.splitlines()[1:] == [
-        "version: 1",
-        "seeds:",
-        '  "varied":',
-        '    "pre": [3, 4]',
-        '    "post": [3]',
-        '  "fixed":',
-        '    "none": [43]',
-    ]
+        "version: 1", "seeds:", '  "varied":', '    "pre": [3, 4]', '    "post": [3]', '  "fixed":', '    "none": [43]',
+    ]  # fmt: skip
     assert names(load(config), "fixed") == ["none", "gpas", "s43"]
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (
-            "version: 1\nseeds: {varid: {pre: [3]}}",
-            "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'",
-        ),
-        (
-            "version: 1\nseeds: {varied: {pree: [3]}}",
-            "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'",
-        ),
+        ("version: 1\nseeds: {varid: {pre: [3]}}",
+         "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'"),
+        ("version: 1\nseeds: {varied: {pree: [3]}}",
+         "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'"),
         ("version: 1\nseeds: {varied: {pre: [x]}}", "seeds.yaml:2:24: seeds.varied.pre: 'x' is not a seed"),
         ("version: 1\nseeds: {varied: {pre: 3}}", "seeds.yaml:2:23: seeds.varied.pre: '3' is not a list"),
         ("seeds: {varied: {pre: [3]}}", "version: write version: 1"),
         ("version: 2\nseeds: {}", "seeds.yaml:1:10: version: write version: 1"),
         ("version: 1\nseed: {}", "unknown key 'seed'"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_name_the_place(config: Path, text: str, complaint: str) -> None:
     seeds_path(config).write_text(text)
     assert any(complaint in line for line in complaints(config)), complaints(config)

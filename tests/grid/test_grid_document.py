@@ -20,27 +20,12 @@ from gpas_cli.grid.load import interpret
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001),
-        ("1.5E3", 1500.0),
-        (".5", 0.5),
-        ("010", 10),
-        ("0x10", 16),
-        ("0o10", 8),
-        ("-7", -7),
-        ("1:30:00", "1:30:00"),
-        ("1-00:00:00", "1-00:00:00"),
-        ("1_000", "1_000"),
-        ("2024-01-01", "2024-01-01"),
-        ("71m", "71m"),
-        ("on", "on"),
-        ("No", "No"),
-        ("true", True),
-        ("False", False),
-        ("~", None),
-        ("", None),
+        ("1e-3", 0.001), ("1.5E3", 1500.0), (".5", 0.5), ("010", 10), ("0x10", 16), ("0o10", 8), ("-7", -7),
+        ("1:30:00", "1:30:00"), ("1-00:00:00", "1-00:00:00"), ("1_000", "1_000"), ("2024-01-01", "2024-01-01"),
+        ("71m", "71m"), ("on", "on"), ("No", "No"), ("true", True), ("False", False), ("~", None), ("", None),
         (".inf", math.inf),
     ],
-)
+)  # fmt: skip
 def test_plain_scalars_follow_yaml_12(text: str, value: Any) -> None:
     found = resolve(text)
     assert found == value
@@ -65,11 +50,8 @@ def test_every_node_knows_its_line_and_column() -> None:
 def test_anchors_and_merge_keys() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 5}, *a]}\nd: *a\n"
     assert parse_document(text, "e").plain() == {
-        "a": {"x": 1, "y": 2},
-        "b": {"x": 1, "y": 3},
-        "c": {"x": 5, "y": 2},
-        "d": {"x": 1, "y": 2},
-    }
+        "a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 5, "y": 2}, "d": {"x": 1, "y": 2},
+    }  # fmt: skip
 
 
 def test_an_alias_refers_to_the_last_anchor_before_it() -> None:
@@ -86,11 +68,8 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("# only a comment\n", "e:1:1", "is empty"),
         ("a: 1\n---\nb: 2\n", "e:2:1", "second document"),
         ("a: 1\nb: 2\na: 3\n", "e:3:1", "the key 'a' is given twice; first on line 1"),
-        (
-            "a: {b: 1}\na: {c: 2}\n",
-            "e:2:1",
-            "the key 'a' is given twice; first on line 1: move its entries under that line",
-        ),
+        ("a: {b: 1}\na: {c: 2}\n", "e:2:1",
+         "the key 'a' is given twice; first on line 1: move its entries under that line"),
         ("a: {b: 1, b: 2}\n", "e:1:11", "the key 'b' is given twice"),
         ("a: !!python/object:os.system x\n", "e:1:4", "tag"),
         ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),
@@ -108,7 +87,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         (LAUGHS, "e:7:5", "aliases expand"),
         ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40)), "e:24:6", "nested more than"),
     ],
-)
+)  # fmt: skip
 def test_refused(text: str, where: str, message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         parse_document(text, "e")

@@ -38,13 +38,10 @@ def test_an_expanded_cell_is_the_cell_written_out() -> None:
     entries = grid(cells(gate="[{name: t, like: gpas, activation: tanh}]", **{"optim.lr": "[3e-3]"}, seed="[7]"))
     by_hand = cell_from(
         {
-            "size": "quickstart",
-            "data": "quickstart",
-            "gate": {"activation": "tanh"},
-            "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16},
-            "seed": 7,
+            "size": "quickstart", "data": "quickstart", "gate": {"activation": "tanh"},
+            "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16}, "seed": 7,
         }
-    )
+    )  # fmt: skip
     assert entries[0].cell == by_hand
     assert entries[0].key == by_hand.key
 
@@ -373,24 +370,17 @@ GRIDS = {name: [entry for entry in cells_of(name) if not entry.cell.network] for
 
 # size: learning rate, warm-up W, updates N, sequences per update
 TABLE = {
-    "71m": (1e-3, 1_000, 10_000, 512),
-    "130m": (1e-3, 2_000, 20_000, 512),
-    "250m": (1e-3, 4_000, 40_000, 512),
-    "350m": (5e-4, 6_000, 60_000, 512),
-    "1b": (5e-4, 10_000, 100_000, 512),
-    "7b": (3e-4, 10_000, 150_000, 2048),
-}
+    "71m": (1e-3, 1_000, 10_000, 512), "130m": (1e-3, 2_000, 20_000, 512), "250m": (1e-3, 4_000, 40_000, 512),
+    "350m": (5e-4, 6_000, 60_000, 512), "1b": (5e-4, 10_000, 100_000, 512), "7b": (3e-4, 10_000, 150_000, 2048),
+}  # fmt: skip
 
 
 # grid/cell: global clipping, clipping of the gates. Everything else on C4 is not clipped.
 CLIPPED = {
-    "table2/1b-sandwich-gpas": (0.0, 0.01),
-    "gpas-clipping/clip-gates0.01": (0.0, 0.01),
-    "table3/sandwich-gpas": (0.0, 0.01),
-    "table3-poster/sandwich-gpas": (0.0, 0.01),
-    "appendix-7b/pre": (1.0, 0.0),
+    "table2/1b-sandwich-gpas": (0.0, 0.01), "gpas-clipping/clip-gates0.01": (0.0, 0.01),
+    "table3/sandwich-gpas": (0.0, 0.01), "table3-poster/sandwich-gpas": (0.0, 0.01), "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
-}
+}  # fmt: skip
 
 
 # Other papers, with recipes of their own, and what no paper has.

@@ -18,26 +18,13 @@ ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-
 @pytest.mark.parametrize(
     ("where", "count"),
     [
-        ([], 12),
-        (["gate=gpas"], 6),
-        (["gate=gpas", "seed!=2"], 4),
-        (["seed=1,3"], 8),
-        (["seed!=1,3"], 4),
-        (["optim.lr=1e-3"], 6),
-        (["lr=0.001"], 6),
-        (["optim.lr=.1e-2"], 6),
-        (["optim.warmup=60"], 12),
-        (["optim.warmup=6e1"], 12),
-        (["warmup=60.0"], 12),
-        (["size.layers=12", "data.layout=pack"], 12),
-        (["gate.activation=silu"], 6),
-        (["gate.activation!=silu"], 6),
-        (["norm.scheme=pre"], 12),
-        (["finetune=none"], 12),
-        (["precision=fp32"], 12),
-        (["size = quickstart", "lr = 2e-3 , 1e-3"], 12),
+        ([], 12), (["gate=gpas"], 6), (["gate=gpas", "seed!=2"], 4), (["seed=1,3"], 8), (["seed!=1,3"], 4),
+        (["optim.lr=1e-3"], 6), (["lr=0.001"], 6), (["optim.lr=.1e-2"], 6), (["optim.warmup=60"], 12),
+        (["optim.warmup=6e1"], 12), (["warmup=60.0"], 12), (["size.layers=12", "data.layout=pack"], 12),
+        (["gate.activation=silu"], 6), (["gate.activation!=silu"], 6), (["norm.scheme=pre"], 12),
+        (["finetune=none"], 12), (["precision=fp32"], 12), (["size = quickstart", "lr = 2e-3 , 1e-3"], 12),
     ],
-)
+)  # fmt: skip
 def test_select(where: list[str], count: int) -> None:
     chosen = select(ENTRIES, where)
     assert len(chosen) == count
@@ -71,15 +58,11 @@ def test_an_ambiguous_last_part_of_an_axis_is_refused() -> None:
     entries = grid(
         cells(
             **{
-                "gate": "[gpas]",
-                "gate.init": "[0.1]",
-                "init": "[normal]",
-                "data.path": "['']",
-                "size.eps": "[1e-6]",
+                "gate": "[gpas]", "gate.init": "[0.1]", "init": "[normal]", "data.path": "['']", "size.eps": "[1e-6]",
                 "optim.eps": "[1e-8]",
             }
         )
-    )
+    )  # fmt: skip
     assert select(entries, ["init=normal"]) == entries
     with pytest.raises(GpasError, match=r"'eps' is ambiguous; it could be size.eps or optim.eps"):
         select(entries, ["eps=1e-8"])

@@ -417,15 +417,10 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mask", "seen"),
     [
-        (None, ("0", "1", "2")),
-        ("", ()),
-        ("-1", ()),
-        ("2, 0", ("2", "0")),
-        ("1,1", ("1",)),
-        ("0,7,1", ("0",)),
+        (None, ("0", "1", "2")), ("", ()), ("-1", ()), ("2, 0", ("2", "0")), ("1,1", ("1",)), ("0,7,1", ("0",)),
         ("MIG-b,GPU-x", ("MIG-b", "GPU-x")),
     ],
-)
+)  # fmt: skip
 def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tuple[str, ...]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     assert machine._visible_gpus(environ) == seen

@@ -139,18 +139,12 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
         ("value: accuracy", "20: grids.g.table.value", "'accuracy' is a result of the stage 'downstream'"),
         ("published: {gpas: table9}", "31: grids.g.table.published.gpas", "'gpas' has no table 'table9'; valid: "),
         ("published: {gaps: table9}", "31: grids.g.table.published.gaps", "no paper 'gaps'; did you mean 'gpas'"),
-        (
-            "published: {gpas: table2_perplexity@72m}",
-            "31: grids.g.table.published.gpas",
-            "table2_perplexity has no column '72m'; did you mean '71m'",
-        ),
-        (
-            "value: loss, published: {gpas: table2_perplexity}",
-            "44: grids.g.table.published.gpas",
-            "'table2_perplexity' prints perplexity, but the table shows loss",
-        ),
+        ("published: {gpas: table2_perplexity@72m}", "31: grids.g.table.published.gpas",
+         "table2_perplexity has no column '72m'; did you mean '71m'"),
+        ("value: loss, published: {gpas: table2_perplexity}", "44: grids.g.table.published.gpas",
+         "'table2_perplexity' prints perplexity, but the table shows loss"),
     ],
-)
+)  # fmt: skip
 def test_an_impossible_table_is_reported_at_its_place(tmp_path: Path, table: str, place: str, message: str) -> None:
     (found,) = problems(tmp_path, table)
     assert found.startswith(f"experiments.yaml:7:{place}: "), found

@@ -461,13 +461,8 @@ def check_the_others(connect: Connect, url: str, life: Life, harm: str) -> None:
 
 
 NAMED = (
-    "a FIFO as journal",
-    "a folder as journal",
-    "deep JSON",
-    "a looping attempt",
-    "a looping stage",
-    "a looping prefix",
-)
+    "a FIFO as journal", "a folder as journal", "deep JSON", "a looping attempt", "a looping stage", "a looping prefix",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("harm", NAMED)

@@ -153,14 +153,12 @@ def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
             "UPDATE attempt SET journal_events = 1 WHERE stage_key LIKE '01%' AND number = 1",
             "the journal has 28 events, the database 1",
         ),
-        (
-            "UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
-            "bytes are not yet ingested; run `gpas sync`",
-        ),
+        ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
+         "bytes are not yet ingested; run `gpas sync`"),
         (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, this program needs"),
         ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
     ],
-)
+)  # fmt: skip
 def test_damage_is_found(connect: Connect, url: str, life: Life, harm: str, message: str) -> None:
     engine = connect(url)
     grown(engine, life)
@@ -341,22 +339,14 @@ def test_unknown_kinds_are_ignored() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        event("step", loss=1.0),
-        event("step", step="1", loss=1.0),
-        event("step", step=-1, loss=1.0),
-        event("step", step=2**31, loss=1.0),
-        event("step", step=1, loss="low"),
-        event("step", step=1, loss=True),
-        event("layers", step=1, values=[1.0]),
-        event("layers", step=1, values={"gate": 1.0}),
-        event("outcome", step=1),
-        event("outcome", outcome="done", metrics={"loss": [1.0]}),
-        event("start", environment="linux"),
-        event("start", parameters=1.5),
-        event("checkpoint", step=None),
+        event("step", loss=1.0), event("step", step="1", loss=1.0), event("step", step=-1, loss=1.0),
+        event("step", step=2**31, loss=1.0), event("step", step=1, loss="low"), event("step", step=1, loss=True),
+        event("layers", step=1, values=[1.0]), event("layers", step=1, values={"gate": 1.0}), event("outcome", step=1),
+        event("outcome", outcome="done", metrics={"loss": [1.0]}), event("start", environment="linux"),
+        event("start", parameters=1.5), event("checkpoint", step=None),
     ],
     ids=lambda line: str(line.values),
-)
+)  # fmt: skip
 def test_a_malformed_event_is_counted_and_changes_nothing(bad: Line) -> None:
     changes = project_events([bad, event("step", step=5, loss=1.0)])
     assert changes.damaged == 1

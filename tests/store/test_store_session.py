@@ -114,17 +114,11 @@ def test_the_database_lies_in_the_project_whatever_its_name(connect: Connect, tm
 @pytest.mark.parametrize(
     "damaged",
     [
-        "host=127.0.0.1 port=1 password=secret",
-        "dbname=x PASSWORD = secret",
-        "postgresql:/user:secret@host/name",
-        "postgresql:user@host?password=secret",
-        "user:secret@host/name",
-        "jdbc:postgresql//user/secret",
-        "postgresql//user/secret",
-        "sqlite://user:secret@host/name",
-        "sqlite:///name?password=secret",
+        "host=127.0.0.1 port=1 password=secret", "dbname=x PASSWORD = secret", "postgresql:/user:secret@host/name",
+        "postgresql:user@host?password=secret", "user:secret@host/name", "jdbc:postgresql//user/secret",
+        "postgresql//user/secret", "sqlite://user:secret@host/name", "sqlite:///name?password=secret",
     ],
-)
+)  # fmt: skip
 def test_a_damaged_url_is_no_file_and_is_not_shown(
     tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,20 +64,12 @@ EAGER = Resources(compile="off")  # a compiled layer has no operations that Pyth
 AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
 # Every pair of two values at least once.
 PAIRS = [
-    ("fp32", True, "gpas", "pre"),
-    ("fp32", False, "none", "post"),
-    ("bf16", True, "none", "pre"),
-    ("bf16", False, "gpas", "post"),
-    ("bf16", True, AUTOGRAD, "post"),
-    ("bf16_stream", True, "gpas", "pre"),
-    ("bf16_stream", False, AUTOGRAD, "post"),
-    ("bf16_stream", True, "none", "post"),
-    ("fp8", True, "gpas", "pre"),
-    ("pure_bf16", True, "gpas", "post"),
-    ("pure_bf16", False, AUTOGRAD, "pre"),
-    ("pure_bf16", True, "none", "post"),
+    ("fp32", True, "gpas", "pre"), ("fp32", False, "none", "post"), ("bf16", True, "none", "pre"),
+    ("bf16", False, "gpas", "post"), ("bf16", True, AUTOGRAD, "post"), ("bf16_stream", True, "gpas", "pre"),
+    ("bf16_stream", False, AUTOGRAD, "post"), ("bf16_stream", True, "none", "post"), ("fp8", True, "gpas", "pre"),
+    ("pure_bf16", True, "gpas", "post"), ("pure_bf16", False, AUTOGRAD, "pre"), ("pure_bf16", True, "none", "post"),
     ("fp32", False, AUTOGRAD, "pre"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("precision", "padded", "gate", "norm"), PAIRS)
@@ -194,13 +186,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("case", "padded"),
     [
-        *((case, True) for case in CASES),
-        ("no gates", False),
-        ("masked", False),
-        ("denoising", False),
+        *((case, True) for case in CASES), ("no gates", False), ("masked", False), ("denoising", False),
         ("dropout, learned positions", False),
     ],
-)
+)  # fmt: skip
 def test_every_kind_of_training(case: str, padded: bool, on_meta: None) -> None:
     made = cell(**{"gate": "gpas", **CASES[case]})
     assert inexact(synthetic_loop(made, padded=padded)) == []

@@ -308,16 +308,8 @@ def documents(own: Batch) -> list[slice]:
 def test_documents_begin_after_an_end_and_with_a_row() -> None:
     found = [(place.start // 12, place.start % 12, place.stop - place.start) for place in documents(batch())]
     assert found == [
-        (0, 0, 4),
-        (0, 4, 5),
-        (0, 9, 3),
-        (1, 0, 12),
-        (2, 0, 11),
-        (2, 11, 1),
-        (3, 0, 1),
-        (3, 1, 5),
-        (3, 6, 6),
-    ]
+        (0, 0, 4), (0, 4, 5), (0, 9, 3), (1, 0, 12), (2, 0, 11), (2, 11, 1), (3, 0, 1), (3, 1, 5), (3, 6, 6),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

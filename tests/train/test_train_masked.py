@@ -217,17 +217,11 @@ SHALLOW = {**TRANSLATOR, "layers": 2}
 
 def values(**more: Any) -> dict[str, Any]:
     return {
-        "size": TRANSLATOR,
-        "family": "encoder-decoder",
-        "objective": "translation",
-        "norm": "deepnorm",
-        "gate": "gpas",
-        "embed": "scaled",
-        "dropout": 0.1,
+        "size": TRANSLATOR, "family": "encoder-decoder", "objective": "translation", "norm": "deepnorm", "gate": "gpas",
+        "embed": "scaled", "dropout": 0.1,
         "data": {"source": "pairs", "path": "t.{en,de}", "validation": "v.{en,de}", "length": 48, "eval_tokens": 300},
-        "optim": {"lr": 1e-2, "warmup": 1, "steps": 6, "batch": 8, "schedule": "inverse-sqrt"},
-        **more,
-    }
+        "optim": {"lr": 1e-2, "warmup": 1, "steps": 6, "batch": 8, "schedule": "inverse-sqrt"}, **more,
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -329,14 +323,10 @@ def assert_counted(cell: Cell) -> None:
         ({"data": "quickstart"}, "data.source: translation needs pairs"),
         ({"size": {**TRANSLATOR, "layers": 3}}, "3 layers cannot be half"),
         ({"size": {**TRANSLATOR, "decoder_layers": 4}}, "4 of 4 layers leave none for the encoder; at most 3"),
-        (
-            {"size": {**TRANSLATOR, "decoder_layers": 2}, "family": "gpt"},
-            "decoder_layers: needs family: encoder-decoder",
-        ),
-        (
-            averaging(average=3, average_every=3),
-            "3 with average_every: 3 needs 7 updates, and the training has 6; at most 2",
-        ),
+        ({"size": {**TRANSLATOR, "decoder_layers": 2}, "family": "gpt"},
+         "decoder_layers: needs family: encoder-decoder"),
+        (averaging(average=3, average_every=3),
+         "3 with average_every: 3 needs 7 updates, and the training has 6; at most 2"),
         (averaging(average=7), "at most 6, or a smaller average_every"),
         (averaging(length_penalty=[1, 2, 3]), "has 3 values for 1 test sets; write one for all, or one for each"),
         ({"depth": {"like": "raptr", "stages": "2-4"}}, "raptr is not for encoder-decoder"),
@@ -352,7 +342,7 @@ def assert_counted(cell: Cell) -> None:
         ({"translation": {"tests": ["languages"]}}, "languages has other languages than t.{en,de}"),
         ({"translation": {"tests": ["a=t.{x,y}", "a=u.{x,y}"]}}, "names 'a' more than once"),
     ],
-)
+)  # fmt: skip
 def test_what_a_cell_may_not_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiments) as error:
         cell_from(values(**changes))

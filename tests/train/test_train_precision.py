@@ -145,15 +145,9 @@ def test_the_product_of_each_processor(
 
 
 BEFORE = {
-    "device": "A",
-    "threads": 2,
-    "torch": "2.10.0",
-    "compiled": True,
-    "triton": False,
-    "ragged": False,
-    "wider": False,
+    "device": "A", "threads": 2, "torch": "2.10.0", "compiled": True, "triton": False, "ragged": False, "wider": False,
     "deterministic": True,
-}
+}  # fmt: skip
 
 
 def test_each_field_that_differs_is_said_in_words() -> None:

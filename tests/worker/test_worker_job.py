@@ -253,13 +253,10 @@ def test_a_contradictory_rank_is_refused(environ: dict[str, str], words: str) ->
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("n[007-010,12],m1", "n007"),
-        ("rack-3-[1,4]-ib", "rack-3-1-ib"),
+        ("n1", "n1"), ("n1,n2", "n1"), ("n[007-010,12],m1", "n007"), ("rack-3-[1,4]-ib", "rack-3-1-ib"),
         ("r[1-2]n[03-04]", "r1n03"),
     ],
-)
+)  # fmt: skip
 def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert _first_host(nodes) == first
 

@@ -62,13 +62,10 @@ def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
 @pytest.mark.parametrize(
     ("number", "grids", "cells"),
     [
-        ("2", ["table2"], [55]),
-        ("3", ["table3"], [88]),
-        ("4", ["table4-activation", "table4-position"], [7, 5]),
-        ("5", ["table5-stopgrad", "table5-gate"], [3, 3]),
-        ("A", ["appendix-7b"], [2]),
+        ("2", ["table2"], [55]), ("3", ["table3"], [88]), ("4", ["table4-activation", "table4-position"], [7, 5]),
+        ("5", ["table5-stopgrad", "table5-gate"], [3, 3]), ("A", ["appendix-7b"], [2]),
     ],
-)
+)  # fmt: skip
 def test_numbers_of_the_paper_have_cells(declared: Declared, number: str, grids: list[str], cells: list[int]) -> None:
     found = [serving(part, declared) for part in printed("gpas", number)]
     assert [one.grid.name for one in found if one] == grids
@@ -394,14 +391,10 @@ def with_layer(cell: Cell) -> Cell:
 
 
 CHANGES: dict[str, Callable[[Cell], Cell]] = {
-    "optim.steps": with_optim("steps", 0.5),
-    "optim.lr": with_optim("lr", 7),
-    "optim.warmup": with_optim("warmup", 2),
-    "optim.batch": with_optim("batch", 2),
-    "data": with_data(source=CORPORA["quickstart"].source),
-    "data.length": with_data(length=77),
-    "size": with_layer,
-}
+    "optim.steps": with_optim("steps", 0.5), "optim.lr": with_optim("lr", 7), "optim.warmup": with_optim("warmup", 2),
+    "optim.batch": with_optim("batch", 2), "data": with_data(source=CORPORA["quickstart"].source),
+    "data.length": with_data(length=77), "size": with_layer,
+}  # fmt: skip
 
 
 def unstated(setting: str, table: PublishedTable) -> bool:

@@ -332,12 +332,8 @@ def test_json(table: Table) -> None:
     data = json.loads(to_json(table))
     assert data["schema"] == 1
     assert data["metric"] == {
-        "name": "perplexity_reference",
-        "title": "reference perplexity",
-        "unit": "",
-        "better": "lower",
-        "digits": 2,
-    }
+        "name": "perplexity_reference", "title": "reference perplexity", "unit": "", "better": "lower", "digits": 2,
+    }  # fmt: skip
     assert data["columns"] == [
         {"label": "71m", "title": "71m", "metric": data["metric"], "sources": ["gpas"], "contributors": []}
     ]
@@ -347,14 +343,9 @@ def test_json(table: Table) -> None:
     means = {"setting": "optim.mean_rows", "published": 256, "ours": 0, "origin": "code"}
     assert cell["published"] == {
         "gpas": {
-            "value": 32.93,
-            "delta": -1.77,
-            "tokens": 1_000_000_000,
-            "deviations": [means],
-            "remarks": [],
-            "text": "",
+            "value": 32.93, "delta": -1.77, "tokens": 1_000_000_000, "deviations": [means], "remarks": [], "text": "",
         }
-    }
+    }  # fmt: skip
     assert [(run["over"], run["state"], run["value"], run["progress"]) for run in cell["runs"]] == [
         (1, "done", 33.0, None),
         (2, "running", None, 0.4567),
@@ -469,18 +460,11 @@ def test_latex_escapes_each_character_once() -> None:
 @pytest.mark.parametrize(
     ("value", "sign", "text"),
     [
-        (1404.98, "", "1404.98"),
-        (-0.004, "+", "0.00"),
-        (0.004, "+", "0.00"),
-        (-0.5, "+", "-0.50"),
-        (0.5, "+", "+0.50"),
-        (math.inf, "", "inf"),
-        (-math.inf, "+", "-inf"),
-        (math.nan, "", "nan"),
-        (1.6151e242, "", "1.62e242"),
-        (-1.6151e242, "+", "-1.62e242"),
+        (1404.98, "", "1404.98"), (-0.004, "+", "0.00"), (0.004, "+", "0.00"), (-0.5, "+", "-0.50"),
+        (0.5, "+", "+0.50"), (math.inf, "", "inf"), (-math.inf, "+", "-inf"), (math.nan, "", "nan"),
+        (1.6151e242, "", "1.62e242"), (-1.6151e242, "+", "-1.62e242"),
     ],
-)
+)  # fmt: skip
 def test_numbers(value: float, sign: str, text: str) -> None:
     assert number(value, 2, PLAIN, sign) == text
 

@@ -60,11 +60,8 @@ def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
     cells = [entry("done", 1), entry("fail", 2), entry("crash", 3), entry("diverged", 4), entry("exit", 5)]
     summary = run(project, *cells)
     assert states(summary) == {
-        "done": ["done-1"],
-        "failed": ["fail-2", "crash-3"],
-        "diverged": ["diverged-4"],
-        "interrupted": ["exit-5"],
-    }
+        "done": ["done-1"], "failed": ["fail-2", "crash-3"], "diverged": ["diverged-4"], "interrupted": ["exit-5"],
+    }  # fmt: skip
     assert [item.reason for item in summary.failed] == ["no luck", "RuntimeError: the fake job fell over"]
     assert exit_code(summary) == 4
 

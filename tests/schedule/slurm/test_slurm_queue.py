@@ -124,21 +124,15 @@ def test_pending_jobs_of_accounting_are_ignored(programs: Programs, runs: Path) 
     [
         ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` releases it"),
         ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
-        (
-            "PENDING",
-            "launch_failed_requeued_held",
-            "held: launch_failed_requeued_held; `scontrol release 7_0` releases it",
-        ),
-        (
-            "PENDING",
-            "job requeued in held state",
-            "held: job requeued in held state; `scontrol release 7_0` releases it",
-        ),
+        ("PENDING", "launch_failed_requeued_held",
+         "held: launch_failed_requeued_held; `scontrol release 7_0` releases it"),
+        ("PENDING", "job requeued in held state",
+         "held: job requeued in held state; `scontrol release 7_0` releases it"),
         ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` releases it"),
         ("PENDING", "Priority", ""),
         ("CANCELLED", "JobHeldUser", ""),
     ],
-)
+)  # fmt: skip
 def test_a_held_job_names_the_command_that_releases_it(state: str, reason: str, wanted: str) -> None:
     assert Job("7_0", state, reason).held == wanted
 
