@@ -10,7 +10,7 @@ from named_papers import NUMBERS, PACKS, SOURCES, load, published, tables
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.packs import pack_named
-from gpas_cli.report.papers import UNCHANGED, PublishedRow, PublishedTable
+from gpas_cli.report.papers import PublishedRow, PublishedTable
 
 DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
 EVERY_TABLE = {f"{source}: {name}": published(source, name) for source in SOURCES for name in tables(source)}
@@ -32,80 +32,6 @@ def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, 
             for i in range(len(row.values)):
                 column = {table.axis: table.columns[i]} if table.axis else {}
                 yield name, table, row, i, of_cell({**row.labels, **column})
-
-
-def difference(table: PublishedTable, labels: dict[str, Any], base: dict[str, Any]) -> float | None:
-    found = table.cell(labels)
-    return found.minus(table.cell(base)) if found else None
-
-
-def test_every_table_is_whole() -> None:
-    for name, table in EVERY_TABLE.items():
-        assert table.better in ("lower", "higher"), name
-        assert table.what, name
-        assert table.metric, name
-        width = len(table.columns) if table.axis else 1
-        assert all(len(row.values) == width for row in table.rows), name
-        assert all(len(more) in (0, width) for row in table.rows for more in (row.deltas, row.stds)), name
-        labels = [tuple(sorted(({**UNCHANGED, **row.labels}).items(), key=str)) for row in table.rows]
-        assert len(set(labels)) == len(labels), name
-        assert len(table.train_tokens) in (0, width), name
-
-
-def test_a_remark_is_about_numbers_that_are_printed() -> None:
-    for name, table in EVERY_TABLE.items():
-        found = [table.cell(labels) for other, *_, labels in cells() if other == name]
-        for remark in table.remarks:
-            assert any(cell and remark in cell.remarks for cell in found), (name, remark)
-
-
-def test_known_misprints_are_remarked() -> None:
-    said = {
-        ("raptr", "table10_speed"): "reversed",
-        ("raptr", "table4_scores"): "shifted",
-        ("raptr", "table8_scores"): "rate at which layers are kept",
-        ("raptr", "table5_accuracy"): "87.5",
-        ("spike_no_more", "table1_perplexity"): "30.35",
-        ("spike_no_more", "table7_perplexity"): "30.03",
-        ("gpas", "table4_activation"): "0.01",
-    }
-    for (source, name), words in said.items():
-        assert any(words in remark.text for remark in published(source, name).remarks), (source, name)
-
-
-def test_every_number_is_found_by_its_own_labels() -> None:
-    for name, table, row, i, labels in cells():
-        assert table.value(labels) == row.values[i], (name, labels)
-
-
-def test_printed_differences_are_those_of_printed_numbers() -> None:
-    for name, table, row, i, labels in cells():
-        if row.deltas and (printed := row.deltas[i]) is not None:
-            plain = "deepnorm" if labels["norm"] == "deepnorm" else "normal"
-            derived = difference(table, labels, {**labels, "gate": "none", "init": plain})
-            # Large differences are printed without decimals, and without rounding.
-            assert derived == pytest.approx(printed, abs=0.0101 if abs(printed) < 100 else 1), (name, labels)
-
-
-def test_the_number_everyone_asks_for() -> None:
-    table = published("gpas", "table2_perplexity")
-    cell = {**LLAMA, "size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
-    assert table.value(cell) == 33.49
-    assert difference(table, cell, {**cell, "gate": "none"}) == -0.74
-    found = table.cell(cell)
-    assert found.tokens == 1_000_000_000
-    assert table.better == "lower"
-
-
-def test_unprinted_numbers_are_none() -> None:
-    table = published("gpas", "table2_perplexity")
-    cell = {**LLAMA, "size": "71m", "norm": "pre"}
-    assert table.value(cell) == 34.23
-    assert table.value({**cell, "norm": "post", "gate": "gpas"}) is None
-    assert table.value({**cell, "size": "7b"}) is None
-    assert table.value({**cell, "embed": "scaled"}) is None
-    assert table.value({**LLAMA, "norm": "pre"}) is None
-    assert difference(table, {**cell, "gate": "gpas"}, {**cell, "size": "7b"}) is None
 
 
 @pytest.mark.parametrize("axis", ["family", "norm", "init", "std", "data", "text"])
@@ -141,10 +67,6 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         published("gpas", "table2_perplexity@130")
 
 
-def test_titles_are_there() -> None:
-    assert all(load(source)["title"] and load(source)["short"] for source in SOURCES)
-
-
 SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
 
 
@@ -165,11 +87,6 @@ def test_every_number_is_that_of_the_second_transcription(name: str) -> None:
 def test_settings_are_those_of_the_second_transcription(source: str) -> None:
     settings = load(source)["settings"]
     assert {name: settings[name] for name in SECOND["settings"][source]} == SECOND["settings"][source]
-
-
-def test_the_tokens_of_the_curse_of_depth() -> None:
-    found = published("curse_of_depth", "table1_perplexity").train_tokens
-    assert found == (2_200_000_000, 3_900_000_000, 6_000_000_000, 8_900_000_000)
 
 
 def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:

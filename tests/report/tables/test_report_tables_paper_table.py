@@ -60,21 +60,6 @@ def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
 
 
 @pytest.mark.parametrize(
-    ("number", "grids", "cells"),
-    [
-        ("2", ["table2"], [55]), ("3", ["table3"], [88]), ("4", ["table4-activation", "table4-position"], [7, 5]),
-        ("5", ["table5-stopgrad", "table5-gate"], [3, 3]), ("A", ["appendix-7b"], [2]),
-    ],
-)  # fmt: skip
-def test_numbers_of_the_paper_have_cells(declared: Declared, number: str, grids: list[str], cells: list[int]) -> None:
-    found = [serving(part, declared) for part in printed("gpas", number)]
-    assert [one.grid.name for one in found if one] == grids
-    assert [len(one.places) for one in found if one] == cells
-    for one in found:
-        assert all(len(entries) == 1 for entries in one.places.values())
-
-
-@pytest.mark.parametrize(
     ("number", "grid", "cells"),
     [("1", "spike-table1", 16), ("2", "spike-table2", 8), ("6", "spike-xavier", 12), ("7", "spike-table7", 24)],
 )
@@ -89,22 +74,6 @@ def test_perplexities_on_texts_beside_the_stage_texts(declared: Declared, number
     table = paper_table(found, {}, result(first) | scored)
     assert {column.metric.name for column in table.columns} == {"text_perplexity"}
     assert sorted(v for row in table.rows for cell in row.cells for v in cell.values.values()) == [20, 31.5]
-
-
-@pytest.mark.parametrize(
-    ("number", "grids", "numbers", "cells"),
-    [
-        ("2", ["raptr-bert-table2", "raptr-bert-large-table2"], [9, 9], [36, 18]),
-        ("7", ["raptr-bert-layerdrop"], [18], [12]),
-    ],
-)
-def test_a_number_that_is_the_best_of_several_rates_has_a_cell_for_each(
-    declared: Declared, number: str, grids: list[str], numbers: list[int], cells: list[int]
-) -> None:
-    found = [serving(part, declared) for part in printed("raptr", number)]
-    assert [(one.grid.name, len(one.places), len(one.entries)) for one in found if one] == [
-        *zip(grids, numbers, cells, strict=True)
-    ]
 
 
 def test_the_best_of_several_rates_is_shown(declared: Declared) -> None:
@@ -364,14 +333,6 @@ def test_every_number_has_cells_of_its_recipe_or_a_reason(served_parts: Parts, n
             reasons = {table.no_cells for table in unserved if table}
             assert all(any(text.startswith("no cell here") and why in text for text in texts) for why in reasons)
             assert served.unclear == {}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_no_other_grid_has_a_cell_for_a_number_without_one(declared: Declared, served_parts: Parts, name: str) -> None:
-    for part, served in served_parts[name]:
-        missing = {cell.place for cell in printed_numbers(part)} - set(served.places if served else ())
-        others = [serving(part, {name: one}) for name, one in declared.items()] if missing else []
-        assert not missing & {place for other in others if other for place in {**other.places, **other.unclear}}
 
 
 def with_optim(setting: str, factor: float) -> Callable[[Cell], Cell]:
