@@ -1,4 +1,4 @@
-"""The judge of a chaos run: each invariant reports a violation forged here, and nothing else; the plan of its faults."""
+"""The judge of a chaos run: each invariant reports a violation forged here, and nothing else; its plan of faults."""
 
 import dataclasses
 from collections.abc import Iterable
