@@ -20,18 +20,11 @@ from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
-from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
 
 PATH = packaged("experiments.yaml")
-
-
-SPIKE_SIZES = ("gpt-350m", "gpt-1.7b")
-
-
-FIGURE_11 = {"scaled": 0.63, "std-5": 5.0, "std-50": 50.0}
 
 
 GRIDS = {name: cells_of(name) for name in EXPERIMENTS.grids}
@@ -61,17 +54,6 @@ def test_quickstart() -> None:
     assert all(entry.resources.gpus == 0 for entry in GRIDS["quickstart"])
 
 
-def test_deepnorm_keeps_its_initialisation_in_both_rows_of_quickstart_only() -> None:
-    presets = {
-        name: named(grid)[name].cell.model.init.preset
-        for grid, name in [
-            *[("quickstart", name) for name in ("deepnorm-s1", "deepnorm-gpas-s1")],
-            *[("table2", name) for name in ("71m-deepnorm", "71m-deepnorm-gpas")],
-        ]
-    }
-    assert list(presets.values()) == ["deepnorm", "deepnorm", "deepnorm", "normal"]
-
-
 def test_table2_has_every_cell_of_the_paper() -> None:
     entries = GRIDS["table2"]
     assert len(entries) == len({entry.key for entry in entries}) == 55
@@ -89,33 +71,6 @@ def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
     }
     means = {"optim.mean_rows": (4, 0)}
     assert found == {"pre": means, "pre-gpas": {**means, "optim.clip_over": ("others", "all")}}
-
-
-@pytest.mark.parametrize("grid", ["table4-activation", "table4-position", "table5-stopgrad", "table5-gate"])
-def test_the_350m_cells_of_the_ablations_are_those_of_table2(grid: str) -> None:
-    table2 = named("table2")
-    for name in ("350m-pre", "350m-pre-gpas"):
-        assert named(grid)[name].key == table2[name].key
-    others = [entry for entry in GRIDS[grid] if entry.name not in table2]
-    for entry in others:
-        assert entry.cell.optim == table2["350m-pre-gpas"].cell.optim
-        assert entry.key not in {other.key for other in GRIDS["table2"]}
-
-
-def test_table2_precision_has_cells_of_table2_beside_float32_weights() -> None:
-    table2 = {entry.key for entry in GRIDS["table2"]}
-    entries = GRIDS["table2-precision"]
-    assert len(entries) == len({entry.key for entry in entries}) == 2 * 2 * 2 * 2 * 3
-    shared = [entry.axes for entry in entries if entry.key in table2]
-    assert len(shared) == 8
-    assert {(axes["precision"], axes["seed"]) for axes in shared} == {("pure_bf16", 42)}
-    assert {entry.cell.precision for entry in entries} == {"pure_bf16", "bf16"}
-
-
-def test_quickstart_precision_trains_fp32_only_once() -> None:
-    quickstart = {entry.key for entry in GRIDS["quickstart"]}
-    shared = [entry.axes["precision"] for entry in GRIDS["quickstart-precision"] if entry.key in quickstart]
-    assert (len(GRIDS["quickstart-precision"]), shared) == (24, ["fp32"] * 8)
 
 
 SCORED = ["pretrain", "finetune", "downstream"]
@@ -162,15 +117,6 @@ def test_curse_table2_scales_the_output_of_the_norms() -> None:
     table = published("curse_of_depth", "table2_accuracy")
     printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
     assert printed == [32.54, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 31.72, 43.01, 44.87]
-
-
-def test_quickstart_grids_share_their_common_cells() -> None:
-    quickstart, ablations, rates = named("quickstart"), named("quickstart-ablations"), named("quickstart-lr")
-    for gate in ("", "gpas-"):
-        for seed in (1, 2):
-            key = quickstart[f"pre-{gate}s{seed}"].key
-            assert ablations[f"pre-{gate}s{seed}"].key == rates[f"pre-{gate}lr0.0015-s{seed}"].key == key
-    assert (len(ablations), len(rates)) == (26, 16)
 
 
 @pytest.mark.parametrize("grid", ["quickstart-ablations", "table5-gate"])
@@ -236,12 +182,6 @@ def _marks(node: document.Node) -> list[str]:
     return [str(node.mark), *(mark for child in below for mark in _marks(child))]
 
 
-def test_the_multipliers_of_figure_11_make_the_std_5_and_50() -> None:
-    stds = {name: round(shortcut_std(entry.cell.model), 2) for name, entry in named("spike-embed-std").items()}
-    expected = {f"{size}-{name}": std for size in SPIKE_SIZES for name, std in FIGURE_11.items()}
-    assert stds == {name: pytest.approx(std, rel=2e-3) for name, std in expected.items()}
-
-
 def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     inits = {(entry.axes["embed"], entry.axes["init"]): entry.cell.model.init for entry in GRIDS["spike-xavier"]}
     assert {key for key, init in inits.items() if init.everywhere} == {("plain", "xavier"), ("scaled", "xavier")}
@@ -249,12 +189,6 @@ def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     for entry in GRIDS["spike-xavier"]:
         assert table.value({**facts(entry), "text": "wikitext"}) is not None
         assert not any(d.setting.startswith("init") for d in deviations([entry], table))
-
-
-def test_rows_of_any_length_have_as_many_tokens_in_a_batch() -> None:
-    cells = [entry.cell for entry in GRIDS["spike-length"]]
-    assert {cell.data.length * cell.optim.batch for cell in cells} == {2048 * 528}
-    assert [cell.data.length for cell in cells] == [128, 256, 512, 1024, 2048]
 
 
 TEXT = TinyText("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
