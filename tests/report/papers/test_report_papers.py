@@ -70,10 +70,10 @@ SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
 def test_every_number_is_that_of_the_second_transcription(name: str) -> None:
     table = published(*name.split(": "))
     second = SECOND["numbers"][table.source][table.name]
-    for labels, *printed in second["cells"]:
+    for labels, *numbers in second["cells"]:
         cell = table.cell({**second["where"], **labels})
         found = (cell.value, cell.delta, cell.std) if cell else (None, None, None)
-        assert found == (*printed, None, None)[:3], labels
+        assert found == (*numbers, None, None)[:3], labels
     assert sum(value is not None for _, value, *_ in second["cells"]) == sum(
         value is not None for row in table.rows for value in row.values
     )
