@@ -15,11 +15,7 @@ from chaos_kit.processes import Life, Process
 from chaos_kit.records import Attempt, values
 
 pytestmark = pytest.mark.long
-
-
 KEY, OTHER = "a" * 16, "b" * 16
-
-
 NAMES = {KEY: "chaos/pre-s1", OTHER: "chaos/pre-s2"}
 
 
@@ -44,11 +40,7 @@ def poll(state: str, began: float = 10, ended: float = 11, **more: Any) -> Poll:
 
 
 INTERRUPTED = attempt(1, event("start", 1), event("step", 2, step=1, loss=4.5), outcome(3, "interrupted"))
-
-
 DONE = attempt(2, event("start", 4), event("step", 5, step=2, loss=4.25), outcome(9, loss=1.5))
-
-
 ENOUGH = [9.0, 9.5, 10.0, 10.5, 11.0, 11.5]
 
 
@@ -58,17 +50,9 @@ def only(found: Any) -> Violation:
 
 
 FAILED = outcome(3, "failed")
-
-
 SEEN = {"journal": "10 bytes, 1", "attempt": "5 bytes, 2"}
-
-
 TABLE = {"rows": [{"cells": [1.5, 2.5]}]}
-
-
 TRACEBACK = "Traceback (most recent call last):\n  File x, in main\nValueError: x"
-
-
 # One violation for each thing that the judge looks at.
 FORGED = [
     (judge.each_cell_once(NAMES, [INTERRUPTED, DONE]), "LOST chaos/pre-s2: no attempt has a result"),

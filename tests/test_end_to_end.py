@@ -200,11 +200,7 @@ def test_outside_a_project_the_remedy_is_named(tmp_path: Path) -> None:
 
 
 GUIDE = (Path(__file__).parents[1] / "docs/how-to/scheme.md").read_text()
-
-
 AXIS = re.search(r"gate: (\[none, gpas, \{name: softsign.*\])", GUIDE)[1]
-
-
 FORMULA = re.search(r"activation: ([^}]*)", AXIS)[1]
 
 
@@ -260,8 +256,6 @@ claims:
     expect: lower
 """
 )
-
-
 RUN = ("run", "claims", "fast", "--executor", "local", "--yes")
 
 
@@ -358,11 +352,7 @@ def test_the_finetuned_network_is_exported_with_its_tokenizer(finetuned_toy: Toy
 
 
 BLOCKS = [found[1:] for found in FENCE.findall((DOCS / "how-to/paper.md").read_text("utf-8"))]
-
-
 COMMANDS = [shlex.split(line)[1:] for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
-
-
 RUN_GRID = COMMANDS.index(["run", "grid"])
 
 
@@ -431,11 +421,7 @@ def test_it_runs_as_written(folder: Path) -> None:
 
 
 GUIDES = Path(__file__).parents[1] / "docs/how-to"
-
-
 CODE = re.search(r"```python\n(.*?class Faded.*?)```", (GUIDES / "scheme.md").read_text(), re.DOTALL)[1]
-
-
 STAGE = re.search(r"```python\n(.*?class Outliers.*?)```", (GUIDES / "stage.md").read_text(), re.DOTALL)[1]
 
 

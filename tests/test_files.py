@@ -248,14 +248,8 @@ def test_mounts_that_cannot_be_listed_are_unknown(monkeypatch: pytest.MonkeyPatc
 
 
 __all__ = ["face"]
-
-
 CELL = ("small", "--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
-
-
 COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("history",), ("logs", "pre-s1"))
-
-
 THEIRS = b"alias ll='ls -l'\n"
 
 

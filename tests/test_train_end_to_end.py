@@ -143,8 +143,6 @@ def test_why_lists_the_spikes_and_skipped_updates_of_all_attempts(trained: Toy, 
 
 
 RANKS_LONG = 60
-
-
 # Imported by every process that finds it: the second of a job has memory for two rows at once.
 SMALL_DEVICE = """
 import os

@@ -18,8 +18,6 @@ from gpas_cli.grid.expand import cell_names, expand
 from gpas_cli.grid.load import load
 
 STRANGER = 4_242
-
-
 EXPERIMENTS = """\
 version: 1
 plugins: [schemes/mine.py]
@@ -28,8 +26,6 @@ grids:
   g: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, faded], seed: [1, 2]}}
   h: {include: [{grid: g, where: {norm: faded}}]}
 """
-
-
 PARTS = {
     "experiments.yaml": "experiments.yaml",
     "the plugin": "schemes/mine.py",
@@ -202,8 +198,6 @@ def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path,
 
 
 SECRET = "hunter2-of-the-database"
-
-
 FORMS = {
     "password": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results",
     "query": f"postgresql://gpas@127.0.0.1:1/results?password={SECRET}",
@@ -213,8 +207,6 @@ FORMS = {
     "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
     "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
 }
-
-
 # Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
 PROGRAMS = {
     "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
@@ -313,11 +305,7 @@ def test_the_question_names_the_database_without_its_password(tmp_path: Path) ->
 
 
 TOKEN = "S3CRETTOK"
-
-
 VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
-
-
 RESOURCES = f"""\
 resources:
   all:

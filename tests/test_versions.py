@@ -16,14 +16,8 @@ from documentation import PAGES, ROOT
 from gpas_cli import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
 PROMISED = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
-
-
 TOOLS = ["pytest", "hypothesis", "jsonschema", "scipy", "matplotlib"]
-
-
 ROOMS = ["tests/grid", "tests/report/tables", "tests/statistics", "tests/store", "tests/results"]
 
 

@@ -24,8 +24,6 @@ from gpas_cli.errors import DataError
 from gpas_cli.spec.parse_cell import cell_from
 
 TEXTS = sentences(60)
-
-
 SURVEY = Survey("0" * 16, "1" * 16)
 
 
@@ -301,11 +299,7 @@ def test_the_reader_masks_with_the_named_token() -> None:
 
 
 REAL = Path(__file__).parents[1] / "real"
-
-
 WIKITEXT = (REAL / "wikitext-2/test.txt").read_bytes()
-
-
 VOCAB = 400
 
 

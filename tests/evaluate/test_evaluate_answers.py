@@ -28,19 +28,13 @@ PASSAGE = (
     "The gate of a layer is one number. Ada trained forty layers in Lausanne, and the last ten of them learned nothing "
     "until she scaled the stream. In 1843 the engine had no layers at all; it had wheels, and a mill, and a store."
 )
-
-
 QUESTIONS = [
     SpanQuestion("Where did Ada train?", PASSAGE, ("Lausanne", "in Lausanne")),
     SpanQuestion("When did the engine have no layers?", PASSAGE, ("1843",)),
     SpanQuestion("What is one number?", PASSAGE[:34], ("The gate of a layer", "gate")),
     SpanQuestion("What did the engine have, " + "if anything, " * 30 + "then?", PASSAGE * 4, ("wheels",)),
 ]
-
-
 WORDS = sorted({word.strip(".,;?").lower() for one in QUESTIONS for word in f"{one.question} {one.passage}".split()})
-
-
 PUNCTUATION = [".", ",", ";", "?"]
 
 
@@ -234,8 +228,6 @@ def test_rows_that_are_not_of_squad_are_refused(row: dict[str, Any], message: st
 
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 61}
-
-
 CPU = Precision("fp32", torch.device("cpu"))
 
 

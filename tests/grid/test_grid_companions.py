@@ -12,8 +12,6 @@ from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.load import load
 
 BASE = "    base: {size: quickstart, data: quickstart}\n"
-
-
 GRIDS = f"""\
   varied:
 {BASE}    axes: {{norm: [pre, post], gate: [none, gpas], seed: [1, 2]}}

@@ -137,27 +137,13 @@ TEXT = excerpt(
     "quickstart", "quickstart-ablations", "quickstart-downstream", "quickstart-translate", "quickstart-raptr",
     "quickstart-spike", "quickstart-stability", "quickstart-raptr-mlm", "quickstart-glue", "quickstart-ul2",
 )  # fmt: skip
-
-
 # Without the comments, so that most changes hit something meaningful.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
-
-
 FILES = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
 TREES = settings(FILES, max_examples=30)
-
-
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
 WORDS = sorted({*TEXT.replace(",", " ").replace(":", " ").replace("{", " ").replace("}", " ").split()})
-
-
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -166,8 +152,6 @@ SCALARS = st.one_of(
     st.sampled_from(WORDS),
     st.text(max_size=6),
 )
-
-
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(

@@ -253,20 +253,10 @@ def test_each_pack_of_the_package_can_be_included_alone(name: str) -> None:
 
 
 TEXT = packaged("experiments.yaml").read_text()
-
-
 HEAD = TEXT[: TEXT.index("\nversion:")]
-
-
 WORDS = set(re.findall(r"[A-Za-z0-9_-]+", hooks().on_page_markdown((DOCS / "reference/grid.md").read_text("utf-8"))))
-
-
 SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring, Feature)
-
-
 UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective or a depth is its name
-
-
 NAMES = {
     "top level": {*_OF_EXPERIMENTS, *_OF_PACKS, "pack", "as"},
     "like": {"like", *_LIKE},
@@ -289,12 +279,8 @@ NAMES = {
     "texts": set(CORPORA),
     "objectives": set(OBJECTIVES),
 }
-
-
 # A schedule or an optimizer may have settings of its own.
 DEPENDENT = tuple(dict.fromkeys(part for section in SECTIONS for _, part in setting_classes(section).values()))
-
-
 CHOICES = [
     (section.__name__, field.name, choice)
     for section in (*SECTIONS, *DEPENDENT)

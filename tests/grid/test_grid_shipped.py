@@ -25,11 +25,7 @@ from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
 
 PATH = packaged("experiments.yaml")
-
-
 GRIDS = {name: cells_of(name) for name in EXPERIMENTS.grids}
-
-
 # Results are found by these keys, one line for each cell. A change here orphans every user's results of these cells:
 # never change one to make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).
 KEYS = dict(reversed(line.split()) for line in (Path(__file__).parents[1] / "golden/keys.txt").read_text().splitlines())
@@ -74,8 +70,6 @@ def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
 
 
 SCORED = ["pretrain", "finetune", "downstream"]
-
-
 # Grids of later stages: the grid whose trainings they go on with, what its names begin with, the stages, their number.
 CONTINUED = {
     "table3": ("table2", "1b-", SCORED, 11),

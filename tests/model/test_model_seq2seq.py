@@ -31,14 +31,8 @@ from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
 REFUSED = ("value-residual", "hybridnorm", "hyper-connections")  # with an encoder
-
-
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 40, "eps": 1e-5}
-
-
 SOURCES = [[5, 6, 7, 8, 3], [9, 3], [11, 12, 13, 3]]
-
-
 TARGETS = [[20, 21], [22, 23, 24, 25], [26]]
 
 
@@ -132,8 +126,6 @@ def test_sinusoids_are_those_of_the_paper_in_another_order() -> None:
 
 
 GATES = ("none", "gpas", {"share": "sublayer"})
-
-
 READ = [norm for norm in SCHEMES if norm not in REFUSED]
 
 
@@ -344,14 +336,8 @@ def test_a_gate_that_stops_the_stream_does_not_fold() -> None:
 
 
 DECODED = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 50}
-
-
 PROMPTS = ((7, 3, 11, 29, 5, 41), (9,), (17, 2, 8), (1, 1, 30, 22))
-
-
 NEXT = ((4, 12, 33, 20), (49, 0, 6, 18), (25, 5, 5, 31))  # tokens after the prompts, one step after another
-
-
 CAPACITY = max(map(len, PROMPTS)) + len(NEXT)
 
 

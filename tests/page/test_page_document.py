@@ -31,8 +31,6 @@ from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-
-
 GRIDS = """\
   quick:
     title: '<b onmouseover=alert(3)>bold</b> & </title>'

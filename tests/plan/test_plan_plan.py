@@ -397,8 +397,6 @@ def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
-
-
 CPUS = (4, 5, 6, 7)
 
 

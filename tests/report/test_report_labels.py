@@ -117,8 +117,6 @@ grids:
     include: [g]
     table: {value: perplexty}
 """
-
-
 LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
 
 

@@ -252,14 +252,8 @@ def test_an_unavailable_executor_is_refused(word: str, message: str, programs: P
 
 
 OLD = Path(__file__).parents[1] / "store/data/version_1/runs"
-
-
 LOCAL, KILLED = "f9c77c5bd118ffff", "ce77848a75c2b536"
-
-
 CELL = entry()
-
-
 (JOB,) = stage_jobs([CELL]).values()
 
 
@@ -352,8 +346,6 @@ def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, too
 
 
 BOTH = ("mem", "time")
-
-
 # how it ended, attempts without progress (of 3), half the micro-batch, resources with more, packed -> what follows
 POLICY = [
     *((end, 3, 4, BOTH, True, Step.NOTHING) for end in (End.ENDED, End.SUPERSEDED)),

@@ -21,14 +21,8 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 
 RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
-
-
 PADDED = {"like": "quickstart", "layout": "pad"}
-
-
 XAVIER_ALL = {"preset": "xavier", "everywhere": True}
-
-
 FILES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "length": 64, "eval_tokens": 2000}
 
 
@@ -236,20 +230,10 @@ def test_rows_of_a_mean_are_shared_evenly(mean_rows: int, processes: int, said: 
 
 
 COMMIT, PIN = "0123456789abcdef" * 2 + "01234567", "ab" * 32
-
-
 HUB = Network(hf="org/name", revision=COMMIT)
-
-
 FOLDER = Network(path="nets/mine", sha256=PIN)
-
-
 MADE = Network(made="gpt2", layers=2, hidden=16, ffn=24, heads=2, vocab=300)
-
-
 OPTIM = {"lr": 1e-3, "warmup": 1, "steps": 9, "batch": 2}
-
-
 STAGE = {"importance": {"text": "stdlib"}}
 
 

@@ -32,11 +32,7 @@ from gpas_cli.store.journal import encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 
 ROOT = Path(__file__).parents[2]
-
-
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
-
-
 TAKER = """
 import sys, time
 from pathlib import Path
@@ -264,11 +260,7 @@ def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, mon
 
 
 KEY = "0123456789abcdef"
-
-
 START = 1.7e9
-
-
 HOUR = 3600.0
 
 

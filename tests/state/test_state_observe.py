@@ -29,11 +29,7 @@ from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 from gpas_cli.worker.stages.training import _discard_unfinished
 
 CELL = entry()
-
-
 KEY = key(CELL)
-
-
 OTHER = "0" * 15 + "1"
 
 

@@ -92,8 +92,6 @@ def test_a_reading_connection_takes_no_write_lock(engine: Engine, life: Life) ->
 
 
 RIVALS = 5
-
-
 # Prints a line when it is ready to start, and at the end how many events it has read.
 CODE = """
 import pathlib, sys

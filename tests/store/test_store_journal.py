@@ -29,15 +29,11 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 
 # A busy machine makes examples slowly.
 ON_ANY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-
-
 FIELDS = st.dictionaries(
     st.text(min_size=1).filter(lambda name: name not in ("n", "t", "kind", "self")), JSON, max_size=3
 )
@@ -374,8 +370,6 @@ def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) 
 
 
 THIRD = "00" * 8
-
-
 DEEP = b'{"a":' * 100_000
 
 

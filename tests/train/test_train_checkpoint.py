@@ -35,11 +35,7 @@ from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 
 TINY = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 19}
-
-
 KEY = "0123456789abcdef"
-
-
 TOKENS = torch.arange(14).reshape(2, 7)
 
 
@@ -204,14 +200,8 @@ def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:
 
 
 __all__ = ["paths"]
-
-
 STEPS = 12
-
-
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 6, "vocab": 280}
-
-
 DEPTHS: dict[str, Any] = {
     "raptr": {"like": "raptr", "stages": "3-4-6", "full_steps": 2},
     "zero": {"like": "raptr", "stages": "2-4-6", "skipped": "zero", "scale": "linear", "fixed": "none"},

@@ -33,8 +33,6 @@ from gpas_cli.train.observe import Observer
 from gpas_cli.train.sinks import Subject, opened, scalars
 
 NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
 COPIES = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 
 
@@ -73,11 +71,7 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
 
 
 EAGER = Resources(compile="off")  # a compiled layer has no operations that Python could see
-
-
 AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
-
-
 # Every pair of two values at least once.
 PAIRS = [
     ("fp32", True, "gpas", "pre"), ("fp32", False, "none", "post"), ("bf16", True, "none", "pre"),
@@ -118,11 +112,7 @@ INEXACT = {
     "bincount", "cumprod", "cumsum", "histc", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce",
     "kthvalue", "logcumsumexp", "median", "put", "scatter", "scatter_add", "scatter_reduce", "sort", "topk",
 }  # fmt: skip
-
-
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 1, "vocab": 280}
-
-
 DEEP = {**SIZE, "layers": 4}
 
 

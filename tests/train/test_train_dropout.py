@@ -33,14 +33,8 @@ from gpas_cli.train.precision import Precision
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
-
-
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
-
-
 OPTIM = {"lr": 3e-3, "warmup": 1, "steps": 6, "batch": 6, "clip": 1.0}
-
-
 RATE, SEED, TIME = 0.25, 5, 8
 
 
@@ -263,20 +257,10 @@ def test_a_wrong_rate_is_refused(rate: object) -> None:
 
 
 END = 0
-
-
 CPU = torch.device("cpu")
-
-
 FP32 = Precision("fp32", CPU)
-
-
 DOCUMENT_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 50}
-
-
 READER = CausalReader(END)
-
-
 FAMILIES = [{}, {"positions": "learned", "context": 16}, {"qk_norm": "head"}]
 
 

@@ -28,26 +28,12 @@ from gpas_cli.train.precision import Precision, make_deterministic
 from gpas_cli.train.training import RunPaths
 
 STEPS = 12
-
-
 CADENCE = Cadence(log_every=1, stats_every=5, eval_every=5, checkpoint_every=5)
-
-
 CPU = torch.device("cpu")
-
-
 FP32 = Precision("fp32", CPU)
-
-
 UL2 = {"like": "ul2", "sentinels": 8}
-
-
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
-
-
 ROWS, TIME = 5, 12
-
-
 LENGTHS = np.array([12, 3, 7, 1, 12])
 
 

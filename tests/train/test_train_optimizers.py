@@ -42,8 +42,6 @@ from gpas_cli.train.precision import Precision, make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 8
-
-
 MOMENTUM = OptimizerKind(
     name="momentum",
     constructor=f"{__name__}:make_momentum",
@@ -70,8 +68,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "muon": {"momentum": 0.9, "matrix_lr": 2.0, "matrix_scale": "original", "nesterov": False},
     "momentum": {"lr": 0.1, "beta1": 0.8},
 }
-
-
 KINDS = sorted({kind.name for kind in OPTIMIZERS.values()} | {MOMENTUM.name})
 
 
@@ -348,8 +344,6 @@ def test_norms_after_clipping(network: Llama, settings: dict[str, object], gates
 
 
 NAMES = sorted(path.stem for path in GOLDEN.glob("train_*.json"))
-
-
 FP32 = Precision("fp32", torch.device("cpu"))
 
 

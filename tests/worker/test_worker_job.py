@@ -93,8 +93,6 @@ def test_a_job_without_its_requested_gpus_is_interrupted(tmp_path: Path) -> None
 
 
 FAKE = Path(__file__).with_name("fake_rank.py")
-
-
 PARENT = """
 import os, signal, sys
 from pathlib import Path

@@ -28,17 +28,9 @@ from gpas_cli.state.outputs import recorded_events
 from gpas_cli.store.rundir import AttemptDir
 
 IMPORTANCE = cell_of(norm="pre", gate="gpas")
-
-
 LAYERS = cell_of(norm="lns", gate="gpas", importance=None, layers={"eval_tokens": 100})
-
-
 QUANTISED = cell_of(norm="pre", gate="gpas", quantised={"bits": [8, 4, 2], "eval_tokens": 250})
-
-
 TEXTS = cell_of(norm="pre", importance=None, texts={"texts": ["one=held-out/one.txt", "two=held-out/two.txt"]})
-
-
 TRANSLATION: dict[str, Any] = {
     "size": {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300},
     "family": "encoder-decoder",
@@ -47,8 +39,6 @@ TRANSLATION: dict[str, Any] = {
     "optim": {"lr": 1e-3, "warmup": 1, "steps": 7, "batch": 4},
     "translation": {"tests": ["one=x.{en,de}", "two=w.{en,de}"], "beam": 2, "longer": 3},
 }
-
-
 TRANSLATED = cell_from(TRANSLATION)
 
 

@@ -25,8 +25,6 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.stage import CONVERGENCE
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
-
-
 HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
 
 

@@ -18,15 +18,9 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.sheet import PLAIN
 
 DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
-
-
 EVERY_TABLE = {f"{source}: {name}": published(source, name) for source in SOURCES for name in tables(source)}
-
-
 # What every cell of the GPAS experiments is.
 LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
-
-
 UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
 
 
@@ -96,8 +90,6 @@ def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
 
 
 REMARKED = [published(source, name) for source in SOURCES for name in tables(source)]
-
-
 REMARKS = [(table, remark) for table in REMARKED for remark in table.remarks]
 
 
@@ -134,11 +126,7 @@ def test_only_perplexities_over_1000_are_of_runs_that_diverged() -> None:
 
 
 PAGE = Path(__file__).parents[3] / "docs/reference/numbers.md"
-
-
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE.read_text("utf-8"), re.MULTILINE)]
-
-
 EXAMPLE = "short: Mine\n" + "".join(BLOCKS)
 
 

@@ -275,8 +275,6 @@ def test_a_killed_job_starts_again_only_after_its_children_have_ended(project: P
 
 
 CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
-
-
 GPUS = ThisMachine(gpus=("0", "1", "2"), cores=(0, 1, 2, 3))
 
 

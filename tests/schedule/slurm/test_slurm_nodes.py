@@ -106,8 +106,6 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Clu
 
 # The names of this cluster's nodes do not resolve.
 JOB, SUPERVISOR = "worker.job", "schedule.slurm.supervisor"
-
-
 TOGETHER = "ranks: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
 
 
@@ -172,8 +170,6 @@ def test_a_job_with_a_killed_task_is_restarted_at_once(cluster: Cluster, tmp_pat
 
 
 URGENT = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
-
-
 # A job that records every signal with its time and runs until it is killed.
 STUBBORN = """\
 import signal, sys, time

@@ -175,16 +175,12 @@ def test_an_answer_from_the_future_is_not_reused(programs: Programs, runs: Path,
 
 
 Found = Callable[..., list[Finding]]
-
-
 PARTITIONS = """\
 PartitionName=long GraceTime=600 PreemptMode=REQUEUE PriorityTier=5
 PartitionName=scavenge GraceTime=0 PreemptMode=REQUEUE PriorityTier=1
 PartitionName=fixed GraceTime=0 PreemptMode=OFF PriorityTier=1
 PartitionName=high GraceTime=0 PreemptMode=REQUEUE PriorityTier=10
 """
-
-
 QOS = "normal|00:01:30|\nlow|00:00:10|\nurgent|00:00:00|normal,low\n"
 
 
@@ -245,8 +241,6 @@ def test_every_slurm_time_format_is_parsed() -> None:
 
 ANSWER = {"host": "n7", "time": 0.0, "shared": True, "lock": "held", "scontrol": True, "python": "3.12.1",
           "torch": "2.9", "gpus": 0}  # fmt: skip
-
-
 PROFILES = """\
     resources: {partition: gpu, gpus: 2, python: /opt/python9, setup: [module load cuda], environment: [A=b c],
                 sbatch: [--mail-type=END, --reservation=night]}

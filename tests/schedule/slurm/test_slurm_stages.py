@@ -214,11 +214,7 @@ def test_run_wait_also_waits_for_tokenisation(cluster: Cluster, tmp_path: Path) 
 
 
 KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"
-
-
 JOB = Path(__file__).with_name("supervised_job.py")
-
-
 SUPERVISOR = """
 import sys
 from pathlib import Path
