@@ -118,7 +118,7 @@ def experiments() -> str:
 
 def settings() -> str:
     """Every section of a cell and of a grid: its fields with type, default and allowed values."""
-    from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, PRECISIONS
+    from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
     from gpas_cli.spec.data import CORPORA
     from gpas_cli.spec.depth import DEPTHS
     from gpas_cli.spec.model import EMBEDS, FAMILIES
@@ -151,10 +151,6 @@ def settings() -> str:
         f"`precision` is one of {precisions} (default `fp32`). `bf16` and `fp16` keep weights and optimizer state in"
     ]
     lines += ["float32, and `fp16` scales the loss; `bf16_stream` is `bf16` with the residual stream in bfloat16;"]
-    lines += ["`fp8` is `bf16` with float8 factors in the products of the layers whose matrices have sides that are"]
-    lines += [
-        f"multiples of {FLOAT8_SIDE} (scales by row, gradients of weights in bfloat16; needs torchao, the extra `fp8`);"
-    ]
     lines += ["`pure_bf16` has everything in bfloat16."]
     lines += ["`seed` is a whole number (default 42).", ""]
     return "\n".join(lines)
@@ -195,12 +191,12 @@ def _sections() -> dict[str, type]:
     """The dataclasses behind the sections, by the path at which experiments.yaml has them."""
     from gpas_cli.grid.declared import Grid
     from gpas_cli.spec.cell import Cell
+    from gpas_cli.spec.extensions import stage_kinds
     from gpas_cli.spec.run import Resources
-    from gpas_cli.spec.stage import STAGE_KINDS
 
     of_grid = typing.get_type_hints(Grid)
     of_cell = {name: hint for name, hint in typing.get_type_hints(Cell).items() if name != "later"}
-    later = {name: kind.parameters for name, kind in STAGE_KINDS.items() if kind.parameters}
+    later = {name: kind.parameters for name, kind in stage_kinds().items() if kind.parameters}
     model = typing.get_type_hints(of_cell.pop("model"))
     parts = {name: _bare(hint) for name, hint in {**model, **of_cell, **later}.items() if name != "norm"}
     beside = {"cadence": _bare(of_grid["cadence"]), "watch": _bare(of_grid["watch"]), "resources": Resources}
@@ -304,10 +300,10 @@ def schemes() -> str:
 
 def metrics() -> str:
     """What `table: {value: ...}` may name."""
-    from gpas_cli.report.quantities import METRICS
+    from gpas_cli.spec import extensions
 
     lines = ["| `value` | what | unit | better | stage |", "|---|---|---|---|---|"]
-    lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in METRICS.values()]
+    lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in extensions.metrics().values()]
     return "\n".join(lines)
 
 
@@ -379,6 +375,12 @@ def notebook() -> str:
     return "\n\n".join(parts)
 
 
+def extension() -> str:
+    """The head of the extension that is the example."""
+    source = Path(__file__).parents[1].joinpath("gpas_cli/extensions/quantised/__init__.py").read_text("utf-8")
+    return f"```python\n{source}```"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "json": json_documents,
@@ -390,4 +392,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "tables": tables,
     "notebook": notebook,
+    "extension": extension,
 }

@@ -6,7 +6,7 @@ There is no alembic.ini: `gpas db upgrade` is how databases are migrated. To dra
     from alembic import command
     from gpas_cli.store import session
     with session.open_engine("sqlite:///scratch.db").begin() as connection:
-        command.revision(session.alembic_config(connection), "what changed", autogenerate=True, rev_id="0002")
+        command.revision(session.alembic_config(connection), "what changed", autogenerate=True, rev_id="0004")
 
 then edit the script, and set HEAD in `gpas_cli/store/schema.py`.
 """

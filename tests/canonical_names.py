@@ -23,7 +23,6 @@ _LAYER_NAMES = {
     "mlp_out_norm.weight": "norm.ffn_post",
     "factor.weight": "factor",
     **{f"{part}_{name}.weight": f"{name}.{part}" for part in ("attn", "mlp") for name in ("factor", "skip_factor")},
-    **{f"{part}_hyper.{name}": f"hyper.{part}.{name}" for part in ("attn", "mlp") for name in ("read", "write", "mix")},
     "gate.alpha": "gate",
     "attn_gate.alpha": "gate.attn",
     "mlp_gate.alpha": "gate.mlp",

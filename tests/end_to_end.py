@@ -24,6 +24,7 @@ from once import made_once
 from gpas_cli.schedule.local.process import Lease, Spawner
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.snapshot import Snapshot
 
 # The first lines of toy projects' experiments files.
 TOY = """\
@@ -151,15 +152,15 @@ def jobs_run_here() -> Iterator[None]:
 
     from gpas_cli.worker import job
 
-    def launch(spawner: Spawner, attempt: AttemptDir, lease: Lease, _alive: int) -> Done:
-        variables = job_environment(spawner.snapshot.path, {**lease.variables, **spawner.project.variables})
+    def launch(spawner: Spawner, attempt: AttemptDir, code: Snapshot, lease: Lease, _alive: int) -> Done:
+        variables = job_environment(code.path, {**lease.variables, **spawner.project.variables})
         environment = mock.patch.dict(os.environ, variables, clear=True)
         handlers = {number: signal.getsignal(number) for number in job.STOP_SIGNALS}
         with attempt.log_path.open("a") as log, redirect_stdout(log), redirect_stderr(log), environment:
-            code = job.main(attempt.path)
+            returned = job.main(attempt.path)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        return Done(code)
+        return Done(returned)
 
     with mock.patch.object(Spawner, "_launch", launch):
         yield

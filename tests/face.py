@@ -271,7 +271,7 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert defaults is not None
     monkeypatch.setitem(defaults, "command", FAKE_JOB)
     # They need no copy of the code, which takes half a second to make and to check.
-    monkeypatch.setattr(run, "snapshot", lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {}))
+    monkeypatch.setattr(run, "snapshot", lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {}))
     poll_often(monkeypatch)
 
 

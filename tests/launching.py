@@ -152,7 +152,7 @@ from gpas_cli.project import Project
 from gpas_cli.store.snapshot import Snapshot
 local._POLL_SECONDS, local._TICK_SECONDS = 0.01, 0.05
 # Neither is read here: copying the code takes 0.3 s, importing the database half a second.
-local.snapshot = lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {})
+local.snapshot = lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {})
 room.ingest = lambda project: ""
 project = Project.find(Path(sys.argv[1]), environ={})
 entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]

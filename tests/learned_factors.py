@@ -1,12 +1,11 @@
-"""Networks whose learned factors have moved, as after a few updates: ReZero and SkipInit start as the identity, and the
-copies of hyper-connections are equal."""
+"""Networks whose learned factors have moved, as after a few updates: ReZero and SkipInit start as the identity."""
 
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from gpas_cli.model.layers import HyperConnection, LearnedFactor
+from gpas_cli.model.layers import LearnedFactor
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -15,9 +14,6 @@ def open_factors(network: Network) -> Network:
     """Set the learned factors of a network to numbers around 1, and return it."""
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, HyperConnection):
-                for number, parameter in enumerate(module.parameters()):
-                    parameter += torch.linspace(-0.2, 0.3, parameter.numel()).view_as(parameter) + 0.01 * number
             if isinstance(module, LearnedFactor):
                 module.weight.copy_(torch.linspace(1.2, 0.7, len(module.weight)))
     return network

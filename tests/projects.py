@@ -1,6 +1,6 @@
 """Fixtures for tests that start jobs: import them in a room's conftest.py."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -16,18 +16,18 @@ from gpas_cli.store.snapshot import Snapshot, snapshot, snapshot_path
 
 
 @cache
-def _copied(folder: Path) -> Snapshot:
-    return snapshot(folder / "package")
+def _copied(folder: Path, uses: Collection[str]) -> Snapshot:
+    return snapshot(folder / "package", uses=uses)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Poll often, because the fake jobs take no time, and link to one copy of the code: each has hundreds of files."""
 
-    def linked(runs: Path, project: Path | None = None) -> Snapshot:
-        made = _copied(tmp_path_factory.getbasetemp())
+    def linked(runs: Path, project: Path | None = None, uses: Collection[str] = ()) -> Snapshot:
+        made = _copied(tmp_path_factory.getbasetemp(), tuple(uses))
         if (runs if runs.exists() else runs.parent).stat().st_dev != made.path.stat().st_dev:
-            return snapshot(runs, project)
+            return snapshot(runs, project, uses=uses)
         target = snapshot_path(runs, made.code)
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):

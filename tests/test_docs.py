@@ -29,12 +29,12 @@ from gpas_cli.grid.load import load
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.report.papers import load as numbers_of
 from gpas_cli.report.quantities import QUANTITIES
-from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
+from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
-from gpas_cli.state.view import BUILT_IN
+from gpas_cli.state.view import _BUILT_IN
 from gpas_cli.store.schema import Base
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
@@ -254,7 +254,7 @@ def defining_files() -> Iterator[tuple[str, str]]:
         "a setting of a cell": [cls.__module__ for cls in hooks()._sections().values()],
         "a curve": [type(quantity).__module__ for quantity in QUANTITIES.values()],
         "a kind of stage": [str(kind.runner).partition(":")[0] for kind in STAGE_KINDS.values()],
-        "a scheduler": [point.module for point in BUILT_IN.values()],
+        "a scheduler": [place.partition(":")[0] for place in _BUILT_IN.values()],
     }
     for change, named in modules.items():
         yield from ((change, f"{name.replace('.', '/')}.py") for name in named)
@@ -325,7 +325,7 @@ def test_generated_parts_name_everything() -> None:
         assert f"## `{table.name}`" in tables
         assert all(f"| `{column.name}` |" in tables for column in table.columns)
     settings = parts["settings"]()
-    own = {*TRAINING_PARTS, *LATER_STAGES}
+    own = {*TRAINING_PARTS, *(name for name, kind in stage_kinds().items() if kind.parameters)}
     for section in own | {"size", "gate", "embed", "init", "family", "cadence", "watch", "resources"}:
         assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
     grids = parts["experiments"]()

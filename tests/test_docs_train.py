@@ -18,16 +18,17 @@ from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_T
 from gpas_cli.events import silent
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.variant import TinyText, _shrunk_mapping
+from gpas_cli.grid.variant import _shrunk_mapping
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.section import Tiny
 from gpas_cli.train import training
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.worker.stages.context import StageContext, runner
 
-TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
+TEXT = Tiny(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 MET = set[str]()  # the choices of the cells that have been trained
 NARROW = 64  # networks up to this width keep their size
 PLAIN = training.Execution(
@@ -45,7 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
     """Return the cell with few updates of few rows, and with its size, vocabulary and start if the network is small."""
-    values = _shrunk_mapping(cell, TEXT) | dict.fromkeys(["seed", *(stage.kind.name for stage in cell.later)])
+    values = _shrunk_mapping(cell, TEXT, catalogue) | dict.fromkeys(
+        ["seed", *(stage.kind.name for stage in cell.later)]
+    )
     values["seed"] = 1
     if cell.model.size.hidden <= NARROW and not cell.objective.reserved:
         values |= {"size": cell.to_mapping()["size"], "init": cell.to_mapping()["init"]}
@@ -86,14 +89,12 @@ NETWORKS = [(page, text) for page, text in YAML if yaml.safe_load(text).get("net
 @pytest.mark.release
 @pytest.mark.parametrize(("page", "text"), NETWORKS, ids=[page for page, _ in NETWORKS])
 def test_the_networks_of_a_block_are_measured(page: str, text: str, folder: Path, tmp_path: Path) -> None:
-    """The networks that are made, of their own shape, after two updates."""
     declared = load(written(tmp_path, text))
     entries = [entry for entry in expand(declared, list(yaml.safe_load(text)["grids"])) if entry.cell.network]
     assert entries
     for entry in entries:
-        network = replace(entry.cell.network, updates=2)
-        cell = replace(entry.cell, network=network)
-        assert network.made, f"{page}: {entry.id} would be downloaded"
+        cell = entry.cell
+        assert cell.network.path, f"{page}: {entry.id} would be downloaded"
         for stage in cell.stages:
             facts = {
                 "stage": stage.kind, "cell": cell.to_mapping(), "cache": str(folder / "cache"), "root": str(folder),

@@ -13,12 +13,13 @@ from shipped import EXPERIMENTS, everything
 from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.variant import TinyText, one_seed, shrink
+from gpas_cli.grid.variant import one_seed, shrink
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.spec.section import Tiny
 from gpas_cli.structure import to_mapping
 from gpas_cli.worker.job import STOP_SIGNALS, _run_attempt
 
-TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
+TEXT = Tiny(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 
 
 @pytest.fixture(autouse=True)

@@ -25,13 +25,6 @@ from gpas_cli import __version__
 from gpas_cli.cli.console import STATE
 from gpas_cli.errors import Exit
 
-# The headings of `gpas --help`.
-RUN = "Run"
-_INSPECT = "Inspect"
-RESULTS = "Results"
-_DATA = "Data"
-MAINTAIN = "Maintain"
-
 
 class _ConfigAnywhere(TyperGroup):
     """A command group that accepts --config after the command: `gpas plan --config other.yaml`."""
@@ -57,7 +50,7 @@ class _OneAtATime(_ConfigAnywhere):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in self.commands:
-            self.commands[args[0]] = get_group(make_app(args[0])).commands[args[0]]
+            self.commands[args[0]] = get_group(make_app(args[0], *args[1:2])).commands[args[0]]
         elif args and args[0] in _OTHER_NAMES:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{_OTHER_NAMES[args[0]]}'?")
         return super().resolve_command(ctx, args)
@@ -114,15 +107,15 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
-    STATE.states_only = context.invoked_subcommand in _STATES_ONLY
+    STATE.check_reports = context.invoked_subcommand in _REPORTING
 
 
-# Commands that show only states and logs: they work despite a mistake in a table or a claim.
-_STATES_ONLY = ("status", "top", "logs")
+# Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
+_REPORTING = ("plan", "table", "claims", "figure", "report", "serve", "why", "export", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
-    RUN: {
+    "Run": {
         "init": "Write experiments.yaml with a grid that trains in minutes, and a .gitignore for results.",
         "plan": "Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.",
         "bench": "Measure the speed and memory of a grid's cells on this machine, with synthetic text.",
@@ -133,7 +126,7 @@ COMMANDS = {
         "rerun": "Run cells that have a result again, as a new attempt.",
         "forget": "Retire results: tables no longer show them, `gpas run` runs these cells again. Nothing is erased.",
     },
-    _INSPECT: {
+    "Inspect": {
         "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",
         "top": "Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.",
         "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
@@ -141,7 +134,7 @@ COMMANDS = {
         "explain": "Print the equation of every layer of a cell, its initialisation and its whole configuration.",
         "theory": "Compute the papers' theoretical results and show them beside the printed ones.",
     },
-    RESULTS: {
+    "Results": {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
         "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
@@ -152,8 +145,8 @@ COMMANDS = {
         "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
-    _DATA: {"data": "Prepare, list and check tokenised text; import tasks."},
-    MAINTAIN: {
+    "Data": {"data": "Prepare, list and check tokenised text; import tasks."},
+    "Maintain": {
         "sync": "Read new journal events from run directories into the database. Other commands do so automatically.",
         "db": "Upgrade, check, rebuild, back up, export or merge results databases.",
         "gc": "Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.",
@@ -170,7 +163,8 @@ TOGETHER = {
     "serve": "report",
     "sync": "db",
 }
-
+# Group -> its commands in modules of their own, named GROUP_COMMAND: the group itself imports none of them.
+_PARTS = {"run": ("claims", "tuned")}
 
 # The name of a command in other programs -> its name here.
 _OTHER_NAMES = {
@@ -180,9 +174,10 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-def make_app(asked: str | None = None) -> typer.Typer:
+def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
     """Return the application with only the sub-command `asked`, by default with all of them; with "", these are
-    imported one at a time."""
+    imported one at a time. `word` follows the sub-command on the command line.
+    """
     app = typer.Typer(
         name="gpas",
         cls=_OneAtATime if asked == "" else _ConfigAnywhere,
@@ -197,13 +192,21 @@ def make_app(asked: str | None = None) -> typer.Typer:
     known = {name: panel for panel, names in COMMANDS.items() for name in names}
     for name in known if asked is None else [asked] if asked else []:
         module = import_module(f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
-        if name == "run":
-            import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims` and `gpas run tuned`
         if hasattr(module, "app") and name not in TOGETHER:
+            _add_parts(name, module.app, word)
             app.add_typer(module.app, name=name, rich_help_panel=known[name])
         else:
             app.command(name, rich_help_panel=known[name])(getattr(module, name))
     return app
+
+
+def _add_parts(group: str, app: typer.Typer, word: str) -> None:
+    """Add the commands in modules of their own to a group: the one that `word` names, or all for help texts."""
+    known = {command.name for command in app.registered_commands}
+    for part in _PARTS.get(group, ()):
+        if part not in known and (word in ("", part) or word.startswith("-")):
+            module = import_module(f"gpas_cli.cli.commands.{group}_{part}")
+            app.command(part)(getattr(module, f"{group}_{part}"))
 
 
 _BREAKS = "=:"

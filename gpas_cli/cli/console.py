@@ -24,7 +24,7 @@ _LEAST_ROOM = 24  # characters of a fact in one line
 LOG_SECONDS = 5.0  # between two lines about what is computed, if standard error is not a terminal
 
 
-class LiteralConsole(Console):
+class _LiteralConsole(Console):
     """A console that does not interpret text.
 
     Titles, labels, paths and causes of failure come from users and other programs. Brackets in them are not parsed as
@@ -47,7 +47,7 @@ class _State:
     """The options that apply to the whole command."""
 
     config: Path | None = None
-    states_only: bool = False  # tables and claims are not read, so that they are not checked either
+    check_reports: bool = False  # the mistakes of tables and claims are reported when the experiments file is read
     as_json: bool = False  # standard output holds one JSON document, and text goes to standard error
 
 
@@ -70,17 +70,17 @@ def say(what: RenderableType, style: str | None = None, *, soft_wrap: bool | Non
     console().print(what, style=style, soft_wrap=soft_wrap)
 
 
-def say_fact(name: str, text: str, left: int = 2, width: int = 13) -> None:
+def say_fact(name: str, text: str, indent: int = 2, width: int = 13) -> None:
     """Print a fact after its name; on a terminal, its lines are wrapped in a column after the name, and long words,
     such as paths, stay whole.
     """
-    for number, line in enumerate(wrapped(text, left + width + 1)):
-        say(f"{'':<{left}}{'' if number else name:<{width}} {line}", soft_wrap=True)
+    for number, line in enumerate(wrapped(text, indent + width + 1)):
+        say(f"{'':<{indent}}{'' if number else name:<{width}} {line}", soft_wrap=True)
 
 
-def wrapped(text: str, left: int) -> list[str]:
-    """Return the lines of a text that follows `left` characters: a single one unless it is for a terminal."""
-    room = console().width - left if console().is_terminal else len(text) + 1
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the lines of a text that follows `indent` characters: a single one unless it is for a terminal."""
+    room = console().width - indent if console().is_terminal else len(text) + 1
     return textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False, break_long_words=False) or [""]
 
 
@@ -88,7 +88,7 @@ def wrapped(text: str, left: int) -> list[str]:
 def _console(stderr: bool) -> Console:
     """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
     on_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
+    return _LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
 def print_json(document: DocumentJson) -> None:
@@ -111,7 +111,7 @@ def confirm(question: str, yes: bool) -> None:
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
     a log a line at most every LOG_SECONDS."""
-    errors = LiteralConsole(stderr=True)
+    errors = _LiteralConsole(stderr=True)
     if not errors.is_terminal:
         period = Period(LOG_SECONDS, at_once=True)
 

@@ -1,14 +1,15 @@
 """Where the commands that draw put their figures: files, the terminal, JSON; and the figures of the papers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.selection import experiments, recorded_of
+from gpas_cli.cli.console import print_json, say, working
+from gpas_cli.cli.options import AsJson
+from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry
@@ -21,15 +22,42 @@ from gpas_cli.words import count, listed
 _FILES = (".svg", ".png")  # of the files for a path without a suffix
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where figures go: files, the terminal, JSON. The last two write files only if `out` names them."""
+_Out = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="The file to write, in the format of its suffix (.pdf, .svg, .png); without a suffix, SVG and PNG. "
+        "Repeat for more files.",
+    ),
+]
+_Terminal = Annotated[
+    bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
+]
+_Title = Annotated[
+    str | None, typer.Option("--title", help="Title above the plot; by default what it shows. '' for none.")
+]
+_Size = Annotated[
+    tuple[float, float] | None,
+    typer.Option("--size", help="Width and height in inches; by default one or two columns of a paper.", min=1),
+]
 
-    out: Sequence[Path] | None
-    terminal: bool
-    as_json: bool
-    title: str | None = None
-    size: tuple[float, float] | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where figures go and how they look. As text in the terminal or as JSON, they are written to files only if `out`
+    names them.
+    """
+
+    out: _Out = None
+    terminal: _Terminal = False
+    title: _Title = None
+    size: _Size = None
+    as_json: AsJson = False
+
+    def titled(self, usual: str) -> str:
+        """Return the requested title, by default `usual`."""
+        return usual if self.title is None else self.title
 
     def places(self, usual: Path) -> list[Path]:
         """Return the requested files or folders, by default `usual`."""
@@ -60,7 +88,6 @@ class Output:
             say(f"Wrote {' and '.join(map(str, paths))}{words}.", soft_wrap=True)
 
 
-_FOLDER = Path("figures")
 _PAPER_FILES = (".pdf", ".svg", ".png")
 _SHOWN = 4  # cells that a message names
 
@@ -84,17 +111,15 @@ class _PaperFigureJson(TypedDict):
 
 
 class PaperFiguresJson(DocumentJson):
-    """`gpas figure --paper NAME --json`."""
+    """`gpas figure paper NAME --json`."""
 
     figures: list[_PaperFigureJson]
 
 
-def draw_figures(
-    names: Sequence[str], grid: str, toy: bool, output: Output, bounds: Callable[[Entry], Sequence[float]]
-) -> None:
+def draw_figures(names: Sequence[str], grid: str, toy: bool, output: Output) -> None:
     """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
 
-    bounds: returns the bounds of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
+    Raises typer.Exit if a figure has nothing to draw.
     """
     asked = paper_figures.named(names, experiments().packs)
     chosen = [spec for spec in asked if spec.toy or not toy]
@@ -107,7 +132,7 @@ def draw_figures(
     requests = _requests(chosen, grid, toy)
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
-        made = [paper_figures.make(one, known, bounds) for one in requests]
+        made = [paper_figures.make(one, known, _identity_bounds) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -122,7 +147,7 @@ def draw_figures(
 
 def _paths(chosen: Sequence[paper_figures.FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-    asked = output.places(_FOLDER)
+    asked = output.places(Path("figures"))
     if not asked:
         return {}
     named_files = [path for path in asked if path.suffix]
@@ -155,7 +180,7 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
     if not figure.panels and not figure.note and paper_figures.declared_figures(experiments().packs)[figure.name].toy:
-        words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
+        words.append(f"At quickstart size: gpas figure paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
     return "\n  ".join(words)
@@ -164,3 +189,18 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
 def _json(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
     files = paths.get(figure.name, []) if figure.panels else []
     return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)
+
+
+def _identity_bounds(entry: Entry) -> list[float]:
+    """Return equation (15) of Spike No More for every layer of a cell at initialisation.
+
+    Raises GpasError without torch.
+    """
+    try:
+        from gpas_cli.evaluate.theory import identity_bounds
+    except ImportError as error:
+        raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
+    here, cell = project(), entry.cell
+    doing = f"the bounds of {cell.key} at initialisation"
+    with working(doing) as show:
+        return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))

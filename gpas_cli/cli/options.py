@@ -1,13 +1,14 @@
-"""Arguments and options that several commands share, with their completion in the shell."""
+"""Arguments, options and the kind of group that several commands share, with their completion in the shell."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments, papers_known
@@ -45,7 +46,7 @@ def offer_list(words: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _grids() -> list[str]:
-    return list(experiments().grids)
+    return experiments().available
 
 
 def _cells() -> list[str]:
@@ -79,6 +80,12 @@ def _conditions() -> list[str]:
     return list(dict.fromkeys(f"{axis}={spelled(label)}" for labels in cells for axis, label in labels.items()))
 
 
+def _claims() -> Iterable[str]:
+    from gpas_cli.report.claims.declared import all_claims
+
+    return all_claims(experiments())
+
+
 def _executors() -> list[str]:
     from gpas_cli.state.view import scheduler_names
 
@@ -88,6 +95,8 @@ def _executors() -> list[str]:
 complete_grid = offer(_grids)
 complete_cell = offer(_cells, _keys)
 complete_cell_or_grid = offer(lambda: [*_grids(), *_cells()], _keys)
+complete_claim = offer(_claims)
+complete_paper = offer(papers_known)
 complete_printed = offer(_printed)
 complete_table = offer(lambda: [*_grids(), *_printed()], _settings)
 complete_where = offer(_conditions)
@@ -160,6 +169,14 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON with a schema number instead of text.", callback=_json_alone)
 ]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
+Shrink = Annotated[
+    bool,
+    typer.Option("--shrink", help="Smoke test: train each cell in tiny form for two updates; results are kept apart."),
+]
+Tuned = Annotated[
+    bool, typer.Option("--tuned", help="Compare each method at its own best learning rate, as `gpas run tuned` found.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
@@ -190,19 +207,54 @@ class RunOptions:
     as_json: AsJson = False
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the fields of `RunOptions` as command-line options in place of its parameter `options`."""
-    shared = inspect.signature(RunOptions).parameters
+def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the fields of each parameter that is a dataclass as command-line options in its place."""
     parameters = inspect.signature(command, eval_str=True).parameters.values()
-    own = [parameter for parameter in parameters if parameter.name != "options"]
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    fields = {name: inspect.signature(group).parameters for name, group in groups.items()}
 
     @functools.wraps(command)
     def with_options(**words: Any) -> None:
-        options = RunOptions(**{name: words.pop(name) for name in shared})
-        command(**words, options=options)
+        given = {name: {field: words.pop(field) for field in own if field in words} for name, own in fields.items()}
+        command(**words, **{name: groups[name](**own) for name, own in given.items()})
 
     # Typer reads the signature and the annotations of a command.
-    signature = inspect.Signature([*own, *shared.values()])
+    own = [parameter for parameter in parameters if parameter.name not in groups]
+    signature = inspect.Signature([*own, *(field for group in fields.values() for field in group.values())])
     with_options.__signature__ = signature  # type: ignore[attr-defined]
     with_options.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
     return with_options
+
+
+class WithUsual(TyperGroup):
+    """A command group that passes words to its first command unless they begin with the name of another one.
+
+    An option that only another command of the group has is refused with the name of that command.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {*self.commands, *ctx.help_option_names}
+        if args[0] not in known if args else not (self.no_args_is_help or ctx.resilient_parsing):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, words = super().resolve_command(ctx, args)
+        for word in words[: words.index("--") if "--" in words else None]:
+            option = word.partition("=")[0]
+            owners = [other for other, one in self.commands.items() if option in _options(one)]
+            if owners and name not in owners:
+                ctx.fail(f"{option} is an option of `{ctx.command_path} {owners[0]}`")
+        return name, command, words
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the commands, the grids and the options of the first command that begin with `incomplete`."""
+        item = type(super().shell_complete(ctx, "")[0])
+        usual = next(iter(self.commands.values()))
+        names = [*complete_grid(incomplete), *(name for name in _options(usual) if name.startswith(incomplete or " "))]
+        return [*super().shell_complete(ctx, incomplete), *map(item, names)]
+
+
+def _options(command: Any) -> Sequence[str]:
+    """Return the words of a command's options that begin with --."""
+    return [word for parameter in command.params for word in parameter.opts if word.startswith("--")]

@@ -20,6 +20,8 @@ from gpas_cli.grid.select import find, find_preferring, select
 from gpas_cli.grid.variant import SEPARATOR, vary
 from gpas_cli.project import Project
 from gpas_cli.spec.run import PRIVATE
+from gpas_cli.state.observe import cell_statuses
+from gpas_cli.state.status import CellStatus, started_grids
 from gpas_cli.store.history import read
 from gpas_cli.words import listed
 
@@ -48,7 +50,7 @@ def papers_known() -> Mapping[str, Pack]:
 
 
 def _report_problems(experiments: Experiments) -> Iterable[Problem]:
-    if STATE.states_only:
+    if not STATE.check_reports:
         return ()
     from gpas_cli.report.checks import report_problems  # reads the papers' tables
 
@@ -75,7 +77,7 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     names, settings = split_settings(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
-    declared = expand(experiments(), list(experiments().grids))
+    declared = expand(experiments(), experiments().available)
     return _varied([_find(declared, name) for name in names], settings)
 
 
@@ -160,3 +162,26 @@ def without_runs(chosen: Sequence[Entry]) -> str:
     from gpas_cli.store.refresh import describe_missing_runs
 
     return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})
+
+
+def observed(
+    names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
+) -> list[CellStatus]:
+    """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
+
+    Without names, return the states of all grids or, with `started`, of the grids that have been started, else of the
+    default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
+    """
+    if names or not started:
+        named = varied_entries(names or experiments().available, where)
+        return cell_statuses(project().runs, named, jobs=jobs)
+    everything = cell_statuses(project().runs, entries(experiments().available), jobs=jobs)
+    matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
+    chosen = [state for state in only_started(everything) if id(state.entry) in matching]
+    return chosen or [state for state in everything if id(state.entry) in matching]
+
+
+def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
+    """Return the states of the grids that have been started, else of the default grid."""
+    names = started_grids(states) or {experiments().default}
+    return [state for state in states if state.entry.grid in names]

@@ -25,6 +25,7 @@ from gpas_cli.data.corpora import Source, SourceRecord, file_stamp, side, skip_t
 from gpas_cli.data.files import check_file, read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.translation import Translation, both, languages, test_path
 
 SEPARATOR = "\n"
@@ -87,7 +88,14 @@ def existing(path: str, root: Path, setting: str) -> list[Path]:
     return files
 
 
-def unreadable_reason(section: Translation, root: Path) -> str:
+def opened(data: Data, root: Path) -> Source:
+    """Return the `Source` of pairs. Relative paths start from `root`. Reads nothing yet."""
+    if data.source == "pairs":
+        return FilePairs(data.path, root, data.validation)
+    return HubPairs(data.path, root) if data.source == "hf-pairs" else Languages()
+
+
+def unreadable_reason(section: Translation, cache: Path, root: Path) -> str:
     """Return which file of a local test set is missing, "" if none is. Opens no file, uses no network."""
     try:
         for test in section.tests:

@@ -12,14 +12,13 @@ from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown,
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import C4, HfDataset, HubFiles
 from gpas_cli.data.loader import rows_needed
-from gpas_cli.data.pairs import FilePairs, HubPairs, Languages
 from gpas_cli.data.rows import MixedRows, Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
 from gpas_cli.errors import DataError
 from gpas_cli.events import TextFacts
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import PAIR_SOURCES, Data
 
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
@@ -30,12 +29,10 @@ def open_source(data: Data, cache: Path, root: Path) -> Source:
         return HfDataset(data.path, data.text_field, root)
     if data.source == "hf-files":
         return HubFiles(data.path, data.text_field, cache)
-    if data.source == "pairs":
-        return FilePairs(data.path, root, data.validation)
-    if data.source == "hf-pairs":
-        return HubPairs(data.path, root)
-    if data.source == "languages":
-        return Languages()
+    if data.source in PAIR_SOURCES:
+        from gpas_cli.data import pairs  # which few cells read
+
+        return pairs.opened(data, root)
     return C4(cache) if data.source == "c4" else Stdlib()
 
 

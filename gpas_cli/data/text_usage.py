@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
+from gpas_cli.spec.downstream import base_name, local_file
 from gpas_cli.spec.network import hub_cache
 from gpas_cli.words import byte_size, count
 
@@ -31,8 +33,6 @@ _SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
 # A user is warned if a text is read more often, or if a larger fraction of it is cut off.
 _EXPECTED_EPOCHS = 1.05
 _EXPECTED_CUT = 0.02
-# Or if attention on spread documents computes more rows than this for each row of text.
-_EXPECTED_SPREAD = 1.5
 _WHOLE_BYTES = {"stdlib": 8_000_000, "languages": 3_000_000}  # of the texts that are not read from the user's files
 _ARROW = 1.7  # bytes in the cache of `datasets`, and of text, for a downloaded one (WMT16 1.66)
 # Of C4, by the card of allenai/c4: a file of 1,024 and its documents. With address and time they have 2,271 bytes.
@@ -45,9 +45,8 @@ class TextUsage:
 
     `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
     None if unknown. `targets`: the validation tokens available to predict, None if unknown; `asked`: how many the cell
-    asks for. `estimated`: computed from file sizes, before the text is tokenised. `pieces`: the documents, or parts
-    of one, in a row of `layout: pack`, on average. `most_read`: the corpus of a mixture that is read most often, which
-    `epochs` counts; "" without a mixture.
+    asks for. `estimated`: computed from file sizes, before the text is tokenised. `most_read`: the corpus of a mixture
+    that is read most often, which `epochs` counts; "" without a mixture.
     """
 
     data: Data
@@ -55,7 +54,6 @@ class TextUsage:
     cut: float | None
     targets: int | None
     estimated: bool = False
-    pieces: float = 1.0
     most_read: str = ""
 
     @property
@@ -73,20 +71,13 @@ class TextUsage:
             found.append(f"the training text{name} is read {about}{self.epochs:,.1f} times{refused}")
         if self.cut is not None and self.cut > _EXPECTED_CUT and self.data.source != "c4":
             found.append(
-                f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text, from documents longer than "
+                f"layout: pad cuts off {100 * self.cut:.0f} % of the training text, from documents longer than "
                 f"length: {self.data.length}; layout: pack reads all of it"
             )
         if self.targets is not None and not self.estimated and self.targets < self.asked != Data().eval_tokens:
             found.append(
                 f"evaluations use {self.targets:,} tokens, the whole validation text; eval_tokens asks for "
                 f"{self.asked:,}"
-            )
-        if self.data.documents == "separate" and self.pieces > _EXPECTED_SPREAD:
-            found.append(
-                f"documents: separate: a row has {about}{self.pieces:.1f} documents or parts of one. Where there is no "
-                f"kernel for rows of different lengths (on GPUs in fp32; on CPUs in bf16 or with rows of up to 128 "
-                f"tokens), attention takes that many times its time and memory, which estimates from FLOPs and "
-                f"`gpas bench` leave out"
             )
         return found
 
@@ -109,7 +100,6 @@ def _together(data: Data, parts: Sequence[TextUsage]) -> TextUsage:
         cut=0.0,
         targets=sum(min(part.asked, part.targets or 0) for part in parts),
         estimated=any(part.estimated for part in parts),
-        pieces=sum(part.pieces * weight for part, weight in zip(parts, data.weights, strict=True)),
         most_read=data.names[most],
     )
 
@@ -119,13 +109,7 @@ def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> T
     # Some texts are tokenised only as far as the longest run reads; there is more.
     epochs = 1.0 if data.source in ENDLESS and not train.final else rows / max(1, available)
     cut = train.cut if data.layout == "pad" else 0.0
-    pieces = _pieces(data, train.documents / max(1, train.tokens))
-    return TextUsage(data, epochs, cut, _targets(data, validation), pieces=pieces)
-
-
-def _pieces(data: Data, documents_per_token: float) -> float:
-    """Return the documents, or parts of one, in a row: each row begins with one."""
-    return 1 + data.length * documents_per_token if data.layout == "pack" else 1.0
+    return TextUsage(data, epochs, cut, _targets(data, validation))
 
 
 def _targets(data: Data, totals: Totals) -> int:
@@ -166,16 +150,14 @@ def _estimate(data: Data, vocab: int, source: Files, rows: float) -> TextUsage |
     token = bytes_per_token(vocab)
     row = data.length * token
     targets = max(1, int(held / token))
+    if data.layout == "pack":
+        return TextUsage(data, rows / max(1.0, size / row), 0.0, targets, estimated=True)
     lengths = [len(document.text.encode("utf-8", "surrogatepass")) for document in _sample(source)]
     if not lengths:
         return None
-    if data.layout == "pack":
-        pieces = _pieces(data, token * len(lengths) / max(1, sum(lengths)))
-        return TextUsage(data, rows / max(1.0, size / row), 0.0, targets, estimated=True, pieces=pieces)
+    kept = sum(min(length, row) for length in lengths) / sum(lengths)
     documents = size * len(lengths) / sum(lengths)
-    cut = sum(max(0, length - row) for length in lengths) / sum(lengths)
-    kept = int(targets * (1 - cut)) or 1
-    return TextUsage(data, rows / max(1.0, documents), cut, kept, estimated=True)
+    return TextUsage(data, rows / max(1.0, documents), None, int(targets * kept) or 1, estimated=True)
 
 
 def _sample(source: Source) -> Iterator[Document]:
@@ -276,6 +258,21 @@ def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
             if paths := source.paths():
                 size = byte_size(sum(path.stat().st_size for path in paths))
                 yield f"{name}: {count(len(paths), 'file')}, {size}"
+
+
+def absent_task(task: str, cache: Path, root: Path) -> str:
+    """Return why a task of the project's files cannot be scored, "" if its file is there."""
+    if (root / local_file(task)).is_file():
+        return ""
+    remedy = f"`gpas data import-task FILE --task {base_name(task)}` writes it"
+    return f"{local_file(task)} is missing, so the task cannot be scored; {remedy}"
+
+
+def absent_text(path: str, cache: Path, root: Path) -> str:
+    """Return why local texts cannot be scored, "" if a file matches the path or glob."""
+    if glob.glob(str(root / Path(path).expanduser()), recursive=True):  # noqa: PTH207
+        return ""
+    return f"texts.texts: no file matches '{path}', so the text cannot be scored"
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:

@@ -323,7 +323,7 @@ class MaskToken:
     name: str
 
 
-def absent_reason(token: MaskToken, root: Path) -> str:
+def absent_reason(token: MaskToken, cache: Path, root: Path) -> str:
     """Return why a tokenizer.json does not have the token; "" if it has, and for all other tokenizers."""
     path = root / Path(token.tokenizer).expanduser()
     try:

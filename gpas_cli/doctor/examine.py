@@ -153,7 +153,7 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
     from gpas_cli.grid.resources import site_path
 
     experiments = load(project.config, check=check, site=site_path())
-    return len(experiments.grids), expand(experiments, list(experiments.grids))
+    return len(experiments.grids), expand(experiments, experiments.available)
 
 
 def _disk(project: Project) -> Finding:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.llama import Llama, one_stream
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.stage import SUBLAYERS
 
 _KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
@@ -107,10 +107,10 @@ class Blocks:
         """Call `observe` with i and the stream that enters block i + 1, and with L and the one that leaves the last."""
 
         def watched(place: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
-            observe(place, one_stream(_entering(args, kwargs).detach()))
+            observe(place, _entering(args, kwargs).detach())
             found = forward(*args, **kwargs)
             if place == len(self.layers) - 1:
-                observe(place + 1, one_stream(_stream(found).detach()))
+                observe(place + 1, _stream(found).detach())
             return found
 
         with ExitStack() as stack:

@@ -17,13 +17,11 @@ from gpas_cli.events import Evaluation, Score, TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.parse import flat, plain
-from gpas_cli.words import count, one_line
+from gpas_cli.words import one_line
 
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_LOSSES = {"output": "the answers", "all": "prompts and answers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,31 +100,26 @@ def card(
     data set of the hub.
     """
     title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {written.parameters:,} parameters"
-    code = written.form == "bundled"
+    name = f"Cell `{one_line(origin.name)}`, key" if origin.name else "Key"
     sections = {
-        f"# {title}": _summary(cell, origin),
+        f"# {title}": f"Trained with gpas_cli {__version__}. {name} `{cell.trained.key}`; all settings: `gpas.json`.",
         "## Load": _load(folder, written, tokenizer=tokenizer),
         "## Network": _network(cell, written),
-        **_trainings(cell, origin, written),
+        **{f"## {name.capitalize()}": _bullets(facts) for name, facts in _trainings(cell).items()},
+        "## Weights": _bullets(_weights(cell, origin, written)),
         "## Evaluation": _evaluation(origin, written.measured),
-        "## Licence": _license(license_id),
     }
-    head = yaml.safe_dump(
-        _front_matter(cell, license_id, code=code, local_text=local_text), sort_keys=False, allow_unicode=True
-    )
-    return f"---\n{head}---\n\n" + "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items()) + "\n"
-
-
-def _front_matter(cell: Cell, license_id: str, *, code: bool, local_text: bool) -> dict[str, Any]:
-    scheme = re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")
-    datasets = [] if local_text else list(dict.fromkeys(name for part in cell.data.parts for name in _datasets(part)))
-    return {
-        **({"license": license_id} if license_id else {}),
+    named = [] if local_text else list(dict.fromkeys(name for part in cell.data.parts for name in _datasets(part)))
+    tags = [re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")]
+    head = {
+        "license": license_id,
         "library_name": "transformers",
         "pipeline_tag": "translation" if cell.model.family.encoder else "text-generation",
-        "tags": [scheme, *(["gpas"] if cell.model.gate else []), *(["custom_code"] if code else [])],
-        **({"datasets": datasets} if datasets else {}),
+        "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * (written.form == "bundled"),
+        "datasets": named,
     }
+    known = yaml.safe_dump({key: value for key, value in head.items() if value}, sort_keys=False, allow_unicode=True)
+    return f"---\n{known}---\n\n" + "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items()) + "\n"
 
 
 def _datasets(data: Data) -> list[str]:
@@ -139,129 +132,68 @@ def _datasets(data: Data) -> list[str]:
     return [data.path] if on_hub else []
 
 
-def _summary(cell: Cell, origin: TrainingOrigin) -> str:
-    name = f"Cell `{one_line(origin.name)}`, key" if origin.name else "Key"
-    return (
-        f"A language model trained with gpas_cli {__version__}. "
-        f"{name} `{cell.trained.key}`; `gpas.json` has its complete configuration."
-    )
-
-
 def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:
     trust = ", trust_remote_code=True" if written.form == "bundled" else ""
-    pegasus, kind = written.form == "pegasus", written.auto_class
-    lines = [] if tokenizer else ["import torch"]
-    lines += [f"from transformers import {kind}{', AutoTokenizer' * tokenizer}", ""]
-    lines += [f"folder = {json.dumps(folder.name)}"]
-    lines += [f"model = {kind}.from_pretrained(folder{trust})"]
+    lines = [
+        f"from transformers import {written.auto_class}{', AutoTokenizer' * tokenizer}\n",
+        f"folder = {json.dumps(folder.name)}",
+        f"model = {written.auto_class}.from_pretrained(folder{trust})",
+    ]
     if tokenizer:
         # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
-        lines += [f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})"]
-        text = '"The\\n"' if pegasus else '"The"'
-        lines += [f'inputs = tokenizer({text}, return_tensors="pt")' + "  # a text ends with a line end" * pegasus]
-        lines += ["print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"]
-    else:
-        lines += ["print(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20))"]
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})")
+        text = '"The\\n"' if written.form == "pegasus" else '"The"'  # a text to translate ends with a line end
+        lines.append(f'inputs = tokenizer({text}, return_tensors="pt")')
+        lines.append("print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
     needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if trust else "")
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
 def _network(cell: Cell, written: ExportReport) -> str:
-    form = "plain LLaMA: scales, gates and embedding stages are folded into the weights"
-    if written.form == "pegasus":
-        form = "Pegasus: scales and gates are folded into the weights"
-    if written.form == "bundled":
-        form = f"its own code{', without gates: they are folded into the weights' if written.folded else ''}"
+    form = {
+        "llama": "plain LLaMA: scales, gates and embedding stages are folded into the weights",
+        "pegasus": "Pegasus: scales and gates are folded into the weights",
+        "bundled": f"its own code{', without gates: they are folded into the weights' if written.folded else ''}",
+    }[written.form]
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
     equations = "\n".join(description(cell.model))
     return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
 
 
-def _trainings(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[str, str]:
-    """Return a section about pretraining and one about each later training. The last of them made the weights."""
-    done = f"{written.step:,} of {written.steps:,}, "
-    weights = _weights(cell, origin, written)
-    later = [stage for stage in cell.later if stage.kind.trains]
-    if not later:
-        return {"## Training": _bullets({**_pretraining(cell, done), **weights})}
-    found = {"## Pretraining": _pretraining(cell, f"{cell.optim.updates:,}, ")}
-    for stage in later:
-        own = stage.parameters
-        if isinstance(own, Finetune):
-            found["## Finetuning"] = _finetuning(own, cell, origin.text, done)
-        else:
-            found[f"## {stage.kind.name}"] = {name: one_line(str(value)) for name, value in flat(plain(own)).items()}
-    found[next(reversed(found))] |= weights
-    return {title: _bullets(section) for title, section in found.items()}
-
-
-def _pretraining(cell: Cell, updates: str) -> dict[str, str]:
-    data = cell.data
-    optim = cell.optim
-    source = f"{data.source}{f' `{one_line(data.path)}`' if data.path else ''}"
-    if data.mixture:
-        source = ", ".join(f"{100 * share.weight:g} % {one_line(share.name)}" for share in data.mixture)
-    return {
-        "updates": f"{updates}each of {optim.batch} rows of {data.length} tokens",
-        "learning rate": f"{optim.lr:g}, schedule {optim.schedule}, {optim.warmup:,} updates of warm-up",
-        "dropout": f"{cell.dropout:g}" if cell.dropout else "",
-        "precision": cell.precision,
-        "seed": str(cell.seed),
-        "text": f"{source}, layout {data.layout}{', documents separate' if data.documents == 'separate' else ''}",
-    }
-
-
-def _finetuning(spec: Finetune, cell: Cell, text: TextFacts, updates: str) -> dict[str, str]:
-    drawn = f"{spec.lisa_layers} of {count(cell.model.size.layers, 'layer')}, drawn every {spec.lisa_interval} updates"
-    lisa = f"LISA: the embedding, the final norm, the head and {drawn}; the gates are fixed"
-    amount = f", {text.train_documents:,} examples of {text.train_tokens or 0:,} tokens" if text.train_documents else ""
-    return {
-        "data": f"`{one_line(spec.data)}`{amount}",
-        "prompt": f"template {spec.template}; the loss is that of {_LOSSES[spec.loss_on]}",
-        "trained parameters": lisa if spec.method == "lisa" else "all but the gates",
-        "updates": (
-            f"{updates}each of {spec.batch} rows of {spec.length} tokens, layout {spec.layout}, "
-            f"{count(spec.epochs, 'epoch')}"
-        ),
-        "learning rate": f"{spec.lr:g}, schedule {spec.schedule}, {spec.warmup:,} updates of warm-up",
-        "optimizer": spec.optimizer,
-        "dropout": f"{spec.dropout:g}" if spec.dropout else "",
-        "precision": str(spec.precision),
-        "seed": str(spec.seed),
-    }
+def _trainings(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Return the settings of pretraining and of each later training."""
+    own = cell.to_mapping()
+    pretraining = {name: own[name] for name in ("data", "objective", "optim", "depth", "dropout", "precision", "seed")}
+    later = {stage.kind.name: plain(stage.parameters) for stage in cell.later if stage.kind.trains}
+    return {"pretraining": flat(pretraining), **{name: flat(settings) for name, settings in later.items()}}
 
 
 def _weights(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[str, str]:
-    """Return the facts about the training that made the weights."""
-    text = origin.text
-    commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
+    """Return the facts about the last training, which made the weights."""
     return {
+        "updates": f"{written.step:,} of {written.steps:,}",
         "precision": f"{cell.trained_precision}; these weights are {written.dtype}",
-        "text fingerprint": f"`{text.fingerprint}`" if text.fingerprint else "",
-        "validation fingerprint": f"`{text.validation_fingerprint}`" if text.validation_fingerprint else "",
-        "tokenizer": f"`{text.tokenizer}`" if text.tokenizer else "",
-        "code version": f"`{origin.code}`" if origin.code else "",
-        "git commit": commit,
+        "text fingerprint": origin.text.fingerprint or "",
+        "validation fingerprint": origin.text.validation_fingerprint or "",
+        "tokenizer": origin.text.tokenizer or "",
+        "code version": origin.code,
+        "git commit": f"{origin.commit}{' with local changes' if origin.dirty else ''}" if origin.commit else "",
     }
 
 
 def _evaluation(origin: TrainingOrigin, measured: Comparison) -> str:
     perplexity = measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity
-    if perplexity is None:
-        lines = ["Not evaluated at export: the held-out text was not available."]
-    else:
+    lines = ["Not evaluated at export: the held-out text was not available."]
+    if perplexity is not None:
         where = f"the first {measured.held_out_tokens:,} tokens of the held-out text"
         lines = [f"Perplexity {perplexity:.6g} on {where}, measured with these weights."]
-    if origin.evaluation is not None and (text := _in_training(origin.evaluation)):
-        lines.append(text)
-    return "\n\n".join([*lines, *([_scores(origin.scores)] if origin.scores else [])])
-
-
-def _in_training(found: Evaluation) -> str:
-    numbers = [f"perplexity {found.perplexity:.6g} on the validation text"] if found.perplexity is not None else []
-    if found.answer_loss is not None:
-        numbers.append(f"a loss of {found.answer_loss:.4g} nats per token on held-out answers")
-    return f"Measured in training, after update {found.step:,}: {' and '.join(numbers)}." if numbers else ""
+    if (found := origin.evaluation) is not None:
+        numbers = {"perplexity": found.perplexity, "loss on held-out answers": found.answer_loss}
+        known = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
+        lines += [f"Measured in training, after update {found.step:,}: {', '.join(known)}."] if known else []
+    if origin.scores:
+        lines.append(_scores(origin.scores))
+    return "\n\n".join(lines)
 
 
 def _scores(scores: Sequence[Score]) -> str:
@@ -278,11 +210,6 @@ def _scores(scores: Sequence[Score]) -> str:
     return "\n".join(f"| {' | '.join(one_line(word).replace('|', '/') for word in line)} |" for line in lines)
 
 
-def _license(license_id: str) -> str:
-    if license_id:
-        return f"`{license_id}`"
-    return "Not chosen. `gpas export --license ID` sets one; the licence of the text may also apply to the weights."
-
-
-def _bullets(facts: Mapping[str, str]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
+def _bullets(facts: Mapping[str, Any]) -> str:
+    """Return a list of the facts; those that are empty, zero or off are left out."""
+    return "\n".join(f"- {name}: `{one_line(str(value))}`" for name, value in facts.items() if value)

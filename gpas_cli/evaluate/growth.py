@@ -43,7 +43,7 @@ from gpas_cli.evaluate.stability import power
 from gpas_cli.evaluate.theory import Sample, initial_network, own_text, random_text, skeleton
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import observed_inputs
-from gpas_cli.spec.cell import LATER_STAGES, Cell
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
@@ -240,10 +240,10 @@ def _at(cell: Cell, hidden: int, layers: int, how: dict[str, Any]) -> Cell:
         "hidden": hidden, "layers": layers, "heads": hidden // size.head_dim,
         "ffn": max(1, round(size.ffn * hidden / size.hidden)),
     }  # fmt: skip
-    values = cell.to_mapping()
+    values = replace(cell, later=()).to_mapping()
     return cell_from(
         {
-            **{name: value for name, value in values.items() if name not in LATER_STAGES},
+            **values,
             "size": {**values["size"], **shape},
             "depth": "full",
             "parametrisation": how or "standard",

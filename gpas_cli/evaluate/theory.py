@@ -284,14 +284,8 @@ def _check_attention(cell: Cell) -> None:
 
 
 def _check_norm(cell: Cell) -> None:
-    _check_stream(cell)
     if cell.model.family.norm == "dyt":
         raise GpasError("the bounds are for norms, whose output has a fixed scale; that of family.norm: dyt has none")
-
-
-def _check_stream(cell: Cell) -> None:
-    if cell.model.copies > 1:
-        raise GpasError(f"the theory is for one residual stream; norm: {cell.model.scheme} has {cell.model.copies}")
 
 
 def _network_and_text(cell: Cell, cache: Path, root: Path, *, force: bool = True) -> tuple[Llama, Sample]:
@@ -344,7 +338,6 @@ def announced(layers: int, notify: Callable[[str], None]) -> Iterator[None]:
 
 def initial_network(cell: Cell, *, force: bool = True) -> tuple[Llama, torch.device]:
     """Return the cell's network in float64 at initialisation, and its device. Raises GpasError as `examine`."""
-    _check_stream(cell)
     device = choose_device()
     _check_cost(cell.model, device, force=force)
     return build(cell.model, seed=cell.seed, dtype=torch.float64, device=device), device

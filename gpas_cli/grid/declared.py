@@ -23,7 +23,9 @@ from pathlib import Path
 from gpas_cli.grid.document import Label, Mark, Node, identity
 from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.grid.resources import ResourceSettings
+from gpas_cli.grid.settings import children
 from gpas_cli.spec.cell import Cell, Stage
+from gpas_cli.spec.extensions import absent, missing
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
@@ -333,6 +335,28 @@ class Experiments:
     def catalogue(self) -> Catalogue:
         """The named parts that the file's own grids may refer to, and the schemes and stages of all."""
         return self.scope.catalogue
+
+    @property
+    def available(self) -> list[str]:
+        """The names of the grids whose cells need no extension that is missing."""
+        return [name for name in self.grids if not self.lacking(name)]
+
+    def lacking(self, name: str) -> str:
+        """Return why the cells of a grid are unknown: the extension that is missing; "" if none is."""
+        return lacking(self.grids, self.grids[name])
+
+
+def sections_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
+    """Return the sections that a grid and its included grids set; they include the stages of its cells."""
+    settings = [grid.base, *(override.settings for override in grid.override)]
+    names = {name for node in settings for name in children(node)}
+    names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}
+    return names.union(*(sections_of(grids, grids[include.grid]) for include in grid.include))
+
+
+def lacking(grids: Mapping[str, Grid], grid: Grid) -> str:
+    """Return which missing extension the cells of a grid need, as a sentence; "" if none."""
+    return next(filter(None, map(missing, sections_of(grids, grid))), "") if absent() else ""
 
 
 @dataclass(frozen=True)

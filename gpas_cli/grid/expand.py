@@ -71,6 +71,8 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
         if name not in experiments.grids:
             hint = including(name) or nearest(name, experiments.grids)
             raise GpasError(f"no grid '{name}' in {experiments.path.name}; {hint}")
+        if reason := experiments.lacking(name):
+            raise GpasError(f"the cells of '{name}' are unknown: {reason}")
     entries, problems = expanded(experiments, wanted)
     if problems:
         raise InvalidExperiments(problems)
@@ -276,19 +278,15 @@ class Expansion:
         if grid.scope.kind_resources.by_kind or grid.resources.by_kind:
             entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
-        if section := cell.parameters("finetune"):
-            resources = next(entry.resources_of(stage) for stage in cell.stages if stage.kind == "finetune")
-            if fault := section.strategy_fault(resources):
-                self.report(Problem(("grids", grid.name, "resources"), fault, str((grid.resources.own or grid).mark)))
         return entry
 
     def check_split(self, grid: Grid, entry: Entry) -> None:
-        """Report trainings whose processes cannot share the rows of an update evenly."""
+        """Report trainings whose processes cannot share the rows of an update evenly, or the network."""
         for stage in entry.cell.stages:
-            recipe = entry.cell.parameters(stage.kind) or entry.cell.optim
-            if not stage.declared.trains or not hasattr(recipe, "split_fault"):
-                continue
-            if uneven := recipe.split_fault(entry.resources_of(stage).processes):
+            section, resources = entry.cell.parameters(stage.kind), entry.resources_of(stage)
+            if section and (fault := section.strategy_fault(resources)):
+                self.report(Problem(("grids", grid.name, "resources"), fault, str((grid.resources.own or grid).mark)))
+            if stage.declared.trains and (uneven := (section or entry.cell.optim).split_fault(resources.processes)):
                 of_file = grid.scope.kind_resources.by_kind
                 at = grid.resources.by_kind.get(stage.kind) or of_file.get(stage.kind) or grid.resources.own or grid
                 path = ("grids", grid.name, "resources", *([] if stage.kind == PRETRAIN else [stage.kind]))

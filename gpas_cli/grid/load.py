@@ -13,7 +13,7 @@ from typing import TypeVar
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_path
-from gpas_cli.grid.declared import Experiments, Grid, Include
+from gpas_cli.grid.declared import Experiments, Grid, Include, lacking
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
 from gpas_cli.grid.include import File, read_files, with_likes
@@ -22,9 +22,10 @@ from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, rea
 from gpas_cli.grid.resources import read_site
 from gpas_cli.grid.scope import read_scopes
 from gpas_cli.grid.settings import Part, children
+from gpas_cli.spec.extensions import absent, measured_columns
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
-from gpas_cli.spec.stage import MEASURED_COLUMNS, StageKind
+from gpas_cli.spec.stage import StageKind
 from gpas_cli.trust import suspicion
 
 _PLUGINS = ("plugins",)
@@ -61,7 +62,7 @@ def interpret(
     unloaded = any(problem.path == _PLUGINS for problem in problems)
     profile = read_site(site, problems)
     scopes = read_scopes(main, Plugin(schemes, kinds), profile)
-    stages = scopes[main].catalogue.later_stages
+    stages = (*scopes[main].catalogue.later_stages, *absent())
     declared = main.visible("grids")
     if not declared and isinstance(root.value, dict) and not unread:
         main.parts["grids"].report("has no grid; declare at least one, or include a paper")
@@ -87,7 +88,7 @@ def interpret(
     if problems:
         problems = list(dict.fromkeys(problems))
         known = {(problem.where, problem.message) for problem in problems}
-        more = [p for p in expanded(experiments, grids)[1] if (p.where, p.message) not in known]
+        more = [p for p in expanded(experiments, experiments.available)[1] if (p.where, p.message) not in known]
         others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
         more += (problem for problem in others if all(problem.where != other.where for other in problems))
         sections = {"size": "sizes", "data": "corpora", "network": "networks", "grid": "grids"}
@@ -191,7 +192,7 @@ def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) ->
             problems.append(Problem(("grids", name, "include"), message, str(grid.include[0].mark)))
         elif _small_enough(grids, grid, problems) and _includes_exist(grids, grid, problems):
             kept[name] = grid
-            if grid.table is not None:
+            if grid.table is not None and not lacking(grids, grid):
                 _check_table(grid, labels_of(grids, name), problems)
     # A grid that includes a removed grid is removed, too; the reason has been reported above.
     while missing := [g.name for g in kept.values() if any(i.grid not in kept for i in g.include)]:
@@ -259,14 +260,14 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     declared = children(grid.table_node)
     for part in _LISTED:
         for title, node in children(declared.get(part)).items():
-            if children(node).keys().isdisjoint(MEASURED_COLUMNS):
+            if children(node).keys().isdisjoint(measured_columns()):
                 read_where(Part(node, (*path, part, title), problems, node.mark), labels)
     named = {
         "rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against),
         "best": (table.best,) if table.best else (),
     }  # fmt: skip
     for part, names in named.items():
-        valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
+        valid = [*labels, *measured_columns()] if part == "columns" else list(labels)
         for name in names:
             if name not in (*valid, *listed) and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))

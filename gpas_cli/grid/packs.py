@@ -7,9 +7,9 @@
     figures.yaml     the paper's figures (`gpas_cli.report.figures.paper_figures`)
     results/         records of cells that others have trained (`gpas_cli.report.contributed`)
 
-The packs of this package lie in gpas_cli/papers. Those of installed packages are entry points of the group
-`gpas_cli.papers`: the name of the pack, and the module in whose folder it lies. Their numbers, claims and figures are
-known by name. Their grids, and all of a pack in another folder, belong to an experiments file that includes them:
+The packs of this package lie in gpas_cli/papers. Extensions of installed packages name others (`Extension.papers`): the
+name of the pack, and the module in whose folder it lies. Their numbers, claims and figures are known by name. Their
+grids, and all of a pack in another folder, belong to an experiments file that includes them:
 
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
@@ -28,9 +28,8 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.files import digest_of
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.settings import children
-from gpas_cli.spec.plugins import entry_points
+from gpas_cli.spec.extensions import installed
 
-_GROUP = "gpas_cli.papers"
 OF_PACKAGE = Path(__file__).parents[1] / "papers"
 DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
@@ -77,16 +76,14 @@ def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
     paths = sorted(OF_PACKAGE.iterdir()) if OF_PACKAGE.is_dir() else []  # the copy that jobs execute has none
     found = {path.name: Pack(path.name, path) for path in paths if path.is_dir() and path.name[0] not in "._"}
-    for point in entry_points(_GROUP):
-        name = canonical(point.name)
+    for name, place in (item for one in installed().values() for item in one.papers.items()):
+        name = canonical(name)
         try:
-            module = util.find_spec(point.value)
+            module = util.find_spec(place)
         except ModuleNotFoundError:
             module = None
         if module is None or not module.origin:
-            raise GpasError(
-                f"the paper '{name}' of an installed package has no folder: there is no module {point.value}"
-            )
+            raise GpasError(f"the paper '{name}' of an installed package has no folder: there is no module {place}")
         if name in found:
             raise GpasError(f"an installed package has a paper '{name}', which is also in {found[name].folder}")
         found[name] = Pack(name, Path(module.origin).parent)

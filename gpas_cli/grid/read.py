@@ -104,7 +104,7 @@ def _read_base(part: Part, listed: Part, stages: Sequence[str]) -> Node:
             message = f"unknown stage '{stage}'; {nearest(stage, (PRETRAIN, *stages))}"
             item.problems.append(Problem(item.path, message, str(item.mark), ("stage", stage)))
     if PRETRAIN not in named:
-        listed.report("needs the stage 'pretrain', with which every cell starts")
+        listed.report(f"needs the stage '{PRETRAIN}', with which every cell starts")
     chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in stages}
     return merge(mapping(chosen, listed.mark), tree)
 

@@ -58,7 +58,7 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
         stage_kinds=plugins.stage_kinds,
         sizes=SIZES | (sizes := known("sizes")) | _named(Size, own["sizes"], SIZES, sizes),
         corpora=CORPORA | (corpora := known("corpora")) | _named(Data, own["corpora"], CORPORA, corpora),
-        networks=known("networks") | _networks(own["networks"], main.path.parent),
+        networks=known("networks") | _networks(own["networks"], main.path.parent, file),
     )
     own_layers = [] if file is main else [own["resources"]]
     over = [_for(file, main, parts) for parts in (site, main.sections["resources"])]
@@ -107,13 +107,18 @@ def _named(
     return found
 
 
-def _networks(entries: Mapping[str, Part], root: Path) -> dict[str, Network]:
-    """Return the networks of a file, with the shapes of their folders; networks without a pin are reported."""
+def _networks(entries: Mapping[str, Part], root: Path, file: File) -> dict[str, Network]:
+    """Return the networks of a file, with the shapes of their folders; networks without a pin are reported.
+
+    root: the folder of experiments.yaml. The networks of a pack lie in its own folder.
+    """
     found: dict[str, Network] = {}
     for name, child in entries.items():
         made = child.instance(Network)
         if made is None:
             continue
+        if file.pack and made.path:
+            made = replace(made, path=str(file.pack.folder / made.path))
         problems = [*made.problems(), *_pin_problems(made, root)]
         for problem in problems:
             child.report(problem.message, None, *map(str, problem.path))

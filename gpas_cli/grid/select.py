@@ -3,11 +3,13 @@
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from gpas_cli.errors import GpasError, UnknownCell, closest, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, resolve, same, spelled
 from gpas_cli.spec import parse
+from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.words import listed
 
 MIN_PREFIX_DIGITS = 4
@@ -116,7 +118,7 @@ def _name(query: str, entries: Sequence[Entry]) -> str:
     axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
     if name := _named(query, axes):
         return name
-    fields = list(dict.fromkeys(name for entry in entries for name in parse.flat(entry.cell.to_mapping())))
+    fields = list(dict.fromkeys(name for entry in entries for name in _fields(entry)))
     if name := _named(query, fields):
         return name
     hint = nearest(query, [*axes, *fields])
@@ -135,9 +137,15 @@ def _named(query: str, names: Sequence[str]) -> str:
 def _values(entry: Entry, name: str) -> list[Label]:
     """Return the label of the axis and the values of the field with this name."""
     labels = [entry.axes[name]] if name in entry.axes else []
-    found = parse.flat(entry.cell.to_mapping()).get(name, ())
+    found = _fields(entry).get(name, ())
     values = found if isinstance(found, list | tuple) else [found]
     return labels + ["none" if value is None else value for value in values]
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    """Return the settings of the entry's cell, with None for a stage that it does not have."""
+    own = entry.cell.to_mapping()
+    return {**dict.fromkeys(name for name in stage_kinds() if name not in own), **parse.flat(own)}
 
 
 def _equals(text: str, label: Label) -> bool:

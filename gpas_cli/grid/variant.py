@@ -18,15 +18,15 @@ from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import Part, label, merge, nested, safe, short
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.downstream import RECALL, most_generated
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.translation import LANGUAGES
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
@@ -47,7 +47,7 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
     problems.extend(expansion.problems)
     if problems:
         raise InvalidExperiments(problems)
-    declared, _ = expanded(experiments, experiments.grids)
+    declared, _ = expanded(experiments, experiments.available)
     known = {entry.key: entry for entry in reversed(declared)}  # each from the first grid that has it
     return [known.get(entry.key, entry) for entry in varied if entry is not None]
 
@@ -130,24 +130,9 @@ def _part(name: str, value: Label) -> str:
 
 
 _UPDATES = 2
-_BATCH_ROWS = 4
-_ROW_TOKENS = 16
-_EVAL_TOKENS = 256
 _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-_LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
-_EMBEDDED: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
-_GLUE = {"tasks": ["ordered", "halves"], "length": 4 * _ROW_TOKENS, "epochs": 1, "batch": _BATCH_ROWS, "limit": 8}
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
-
-
-@dataclass(frozen=True)
-class TinyText:
-    """The paths of a tiny text and a few finetuning records, as in experiments.yaml."""
-
-    training: str
-    validation: str
-    records: str
 
 
 @dataclass(frozen=True)
@@ -159,13 +144,13 @@ class ShrunkSetting:
     after: Annotated[tuple[Any, ...], "its values in their tiny forms"]
 
 
-def shrink(entries: Sequence[Entry], text: TinyText, catalogue: Catalogue, *, nodes: bool = False) -> list[Entry]:
+def shrink(entries: Sequence[Entry], tiny: Tiny, catalogue: Catalogue, *, nodes: bool = False) -> list[Entry]:
     """Return the entries with shrunk cells, for jobs of one core, which run on the declared nodes with `nodes`.
 
     Raises InvalidExperiments if the tiny form of a cell breaks a rule.
     """
     problems: list[Problem] = []
-    found = [_shrunk(entry, text, catalogue, problems, nodes) for entry in entries]
+    found = [_shrunk(entry, tiny, catalogue, problems, nodes) for entry in entries]
     if problems:
         raise InvalidExperiments(problems)
     return [entry for entry in found if entry is not None]
@@ -193,9 +178,9 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
     ]
 
 
-def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[Problem], nodes: bool) -> Entry | None:
+def _shrunk(entry: Entry, tiny: Tiny, catalogue: Catalogue, problems: list[Problem], nodes: bool) -> Entry | None:
     found: list[Problem] = []
-    cell = parse_cell(_shrunk_mapping(entry.cell, text), found, catalogue)
+    cell = parse_cell(_shrunk_mapping(entry.cell, tiny, catalogue), found, catalogue)
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
@@ -206,69 +191,46 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
     return replace(alone, cell=cell, cadence=_CADENCE, watch=Monitoring())
 
 
-def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
+def _shrunk_mapping(cell: Cell, tiny: Tiny, catalogue: Catalogue) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
     values = cell.to_mapping()
     if cell.network:
-        made = {"made": cell.network.made or "gpt2", "layers": cell.network.layers or _LAYERS, **_SIZE}
-        made |= {"vocab": _VOCABULARY, "updates": _UPDATES}
-        return {"network": made, **_later(cell, text)}
-    tiny = {
+        # The smallest network in a folder that the project or a paper declares, which needs no download.
+        local = [network for network in catalogue.networks.values() if network.path]
+        smallest = min(local, key=lambda network: network.parameters, default=cell.network)
+        return {NETWORK: plain(smallest), **_later(cell, tiny)}
+    small = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
         # A BPE has no mask token.
         "objective": {**values["objective"], **({"mask_token": ""} if isinstance(cell.objective, Masked) else {})},
-        "data": {**values["data"], **_data(cell.data, text)},
-        "optim": {**values["optim"], **_optim(cell)},
+        "data": {**values["data"], **_data(cell.data, tiny)},
+        "optim": {**values["optim"], **_optim(cell, tiny)},
         "depth": {**values["depth"], **_depth(cell.depth)},
     }
     if cell.data.tokenizer != "bpe":
         # The reference keeps the last row at zero because no token of T5's is there; a BPE uses the whole vocabulary.
-        tiny["init"] = {**values["init"], "zero_last_row": False}
-    return {**tiny, **_later(cell, text)}
+        small["init"] = {**values["init"], "zero_last_row": False}
+    return {**small, **_later(cell, tiny)}
 
 
-def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
+def _later(cell: Cell, tiny: Tiny) -> dict[str, Any]:
     """Return the sections of the stages after pretraining, or of the stages that measure a network."""
-    tiny: dict[str, Any] = {}
     values = cell.to_mapping()
-    if cell.parameters("finetune") is not None:
-        own = {"data": text.records, "validation": "", "length": 4 * _ROW_TOKENS}
-        tiny["finetune"] = {**values["finetune"], **own, "epochs": 1, "batch": _BATCH_ROWS, "warmup": 0}
-    if section := cell.parameters("glue"):
-        tiny["glue"] = {**values["glue"], **_GLUE, "lr": list(section.lr[:2])}
-    if cell.parameters("texts") is not None:
-        tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
-    if section := cell.parameters("downstream"):
-        # Answers that a network writes have separate scores, which the grid's table may show.
-        written = [RECALL] if any(map(most_generated, section.tasks)) else []
-        chosen = {**_EMBEDDED, "tasks": [*_EMBEDDED["tasks"], *written]}
-        tiny["downstream"] = {**values["downstream"], **chosen, "shots": 0}
-    of_network = {"text": text.validation, "max_length": 4 * _ROW_TOKENS} if cell.network else {}
-    if section := cell.parameters("importance"):
-        tasks = _EMBEDDED if section.tasks else {}
-        tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **of_network, **tasks}
-    if cell.parameters("quantised") is not None:
-        tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
-    if section := cell.parameters("translation"):
-        few = {"tests": [LANGUAGES], "limit": 4, "longer": 4, "length_penalty": section.penalties[0]}
-        tiny["translation"] = {**values["translation"], **few, "average": min(section.average, 2), "average_every": 0}
-    if cell.parameters("layers") is not None:
-        tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS, **of_network}
-    return tiny
+    return {stage.kind.name: {**values[stage.kind.name], **stage.parameters.shrunk(cell, tiny)} for stage in cell.later}
 
 
-def _data(data: Data, text: TinyText) -> dict[str, Any]:
+def _data(data: Data, tiny: Tiny) -> dict[str, Any]:
     if data.source in PAIR_SOURCES:
-        tiny = {"source": LANGUAGES, "path": "", "validation": "", "tokenizer": "bpe"}
-        return {**tiny, "length": 8 * _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
-    own = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
+        pairs = {"source": LANGUAGES, "path": "", "validation": "", "tokenizer": "bpe"}
+        return {**pairs, "length": 8 * tiny.row, "eval_tokens": tiny.eval_tokens}
+    own = {"source": "files", "path": tiny.training, "validation": tiny.validation, "text_field": "text"}
     mixture = [{**plain(share), **own} for share in data.mixture]
-    rows = {"tokenizer": "bpe", "length": _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
+    rows = {"tokenizer": "bpe", "length": tiny.row, "eval_tokens": tiny.eval_tokens}
     return {**({"mixture": mixture, "repeat": True} if mixture else own), **rows}
 
 
-def _optim(cell: Cell) -> dict[str, Any]:
+def _optim(cell: Cell, tiny: Tiny) -> dict[str, Any]:
     """Return the settings of a recipe of few updates; one that stops early also stops early here."""
     optim = cell.optim
     updates = _updates(cell)
@@ -276,9 +238,9 @@ def _optim(cell: Cell) -> dict[str, Any]:
         "steps": 2 * updates if optim.stop else updates,
         "stop": updates if optim.stop else 0,
         "warmup": min(1, optim.warmup),
-        "batch": _BATCH_ROWS,
-        "mean_rows": _BATCH_ROWS // 2 if optim.mean_rows else 0,
-        "validation_rows": _BATCH_ROWS // 2 if optim.validation_rows else 0,
+        "batch": tiny.batch,
+        "mean_rows": tiny.batch // 2 if optim.mean_rows else 0,
+        "validation_rows": tiny.batch // 2 if optim.validation_rows else 0,
     }
     if isinstance(optim.decay_of_rate, WarmupStableDecay):
         found["decay"] = 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, rotate
-from gpas_cli.model.llama import Block, Llama, Read, one_stream
+from gpas_cli.model.llama import Block, Llama, Read
 
 
 class CachedReader:
@@ -50,7 +50,7 @@ class CachedReader:
         longest = max(self._lengths) + width
         # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
         stream = Packing.at(places.flatten(), self.capacity)
-        x = decoder.copied(decoder.entered(padded.view(1, -1), stream))
+        x = decoder.entered(padded.view(1, -1), stream)
         positions = decoder.positions(x, stream)
         turns = stream.turns(positions.tables) if positions.tables else None
         prefix = torch.tensor(self._prefix, device=table.device)[:, None, None, None]
@@ -60,7 +60,7 @@ class CachedReader:
             assert isinstance(layer, Block)
             x = self._applied(layer, x, turns, places, seen, positions.first)
         self._lengths = [length + len(row) for length, row in zip(self._lengths, tokens, strict=True)]
-        last = one_stream(x).view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
+        last = x.view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
         return read(self.network.head_transform(decoder.norm(last)), table if head is None else head.weight)
 
     def _applied(
@@ -72,7 +72,7 @@ class CachedReader:
         seen: Tensor,
         first: FirstValues | None,
     ) -> Tensor:
-        """Return the output of a layer for its input x, (1, rows * n, hidden), or copies of it; places: (rows, n)."""
+        """Return the output of a layer for its input x, (1, rows * n, hidden); places: (rows, n)."""
         attention, mlp = block.sublayers(Positions())
         bottom = x if block.bottom else None
         x = attention.residual.apply(x, lambda h: self._attended(block.self_attn, h, turns, places, seen, first))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
-from gpas_cli.model.layers import DyT, GpasGate, HyperConnection, LayerNorm, LearnedFactor, RMSNorm
+from gpas_cli.model.layers import DyT, GpasGate, LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.spec.model import Model, small_std
 
 _Std = Callable[[Tensor], float]
@@ -136,12 +136,6 @@ def _start_modules(network: nn.Module) -> set[str]:
                 if isinstance(module, DyT):
                     module.slope.fill_(module.slope_start)
                     started.add(f"{prefix}.slope")
-            if isinstance(module, HyperConnection):
-                one = torch.eye(len(module.mix))
-                for own, values in (("read", one[module.place]), ("write", one.sum(0)), ("mix", one)):
-                    if not module.mix.is_meta:
-                        fill(module.get_parameter(own), values)
-                    started.add(f"{prefix}.{own}")
             if isinstance(module, GpasGate):
                 module.alpha.fill_(module.start)
                 started.add(f"{prefix}.alpha")

@@ -148,27 +148,6 @@ class LearnedFactor(nn.Module):
         return x * (self.weight if self.scale == 1 else self.weight * self.scale)
 
 
-class HyperConnection(nn.Module):
-    """What a sub-layer reads of n copies of the stream and how they leave it (Zhu et al. 2024, equations 2 to 5 with
-    B = write, A_m = read, A_r = mix). `place`: the copy that it reads at first."""
-
-    def __init__(self, copies: int, place: int):
-        super().__init__()
-        self.place = place % copies
-        self.read, self.write = nn.Parameter(torch.empty(copies)), nn.Parameter(torch.empty(copies))
-        self.mix = nn.Parameter(torch.empty(copies, copies))
-
-    def entering(self, x: Tensor) -> Tensor:
-        """x: (..., n, hidden) -> (..., hidden), the sum of read_i x_i."""
-        return (x * self.read[:, None]).sum(-2)
-
-    def leaving(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (..., n, hidden), y: (..., hidden) -> (..., n, hidden): for each j the sum of mix_ij x_i and write_j y."""
-        # No matrix product, which autocast would round to half precision.
-        mixed = torch.stack([(x * column[:, None]).sum(-2) for column in self.mix.unbind(1)], -2)
-        return mixed + y[..., None, :] * self.write[:, None]
-
-
 def learned_or_fixed(spec: float | Factor, hidden: int) -> float | LearnedFactor:
     """Return the module of a learned factor, a constant as it is."""
     return LearnedFactor(spec, hidden) if isinstance(spec, Factor) else spec
@@ -191,15 +170,10 @@ def prefers_aligned(x: Tensor) -> bool:
 def aligned_output(x: Tensor, linear: nn.Linear) -> Tensor:
     """Return linear(x), (..., width), with zeros up to a multiple of _ALIGNED_WIDTH where that is faster."""
     width = _aligned(linear.out_features)
-    if width == linear.out_features or not prefers_aligned(x) or _in_float8(linear):
+    if width == linear.out_features or not prefers_aligned(x):
         return linear(x)  # type: ignore[no-any-return]
     bias = linear.bias
     return F.linear(x, _padded(linear.weight, width), None if bias is None else _padded(bias, width))
-
-
-def _in_float8(linear: nn.Linear) -> bool:
-    """Return whether `linear` multiplies in float8, by a method of its own."""
-    return type(linear) is not nn.Linear
 
 
 def _aligned(width: int) -> int:
@@ -239,8 +213,6 @@ class _MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
         gate, up = aligned_output(x, self.gate_proj), aligned_output(x, self.up_proj)
-        if _in_float8(self.down_proj):
-            return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
         down = _with_inputs(self.down_proj.weight, gate.shape[-1])
         return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
 

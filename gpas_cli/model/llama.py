@@ -2,11 +2,10 @@
 
 Parameters that LLaMA does not have are named `attn_branch_norm` and `mlp_branch_norm` (Sandwich), `attn_out_norm` and
 `mlp_out_norm` (Post, DeepNorm), `attn_factor`, `mlp_factor`, `attn_skip_factor` and `mlp_skip_factor`, or `factor` for
-both sub-layers (learned factors), `self_attn.value` and `self_attn.first_value` (value residual), those of `attn_hyper`
-and `mlp_hyper` (hyper-connections), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
-`mlp_gate.alpha`, `model.embed_positions.weight` (learned positions), `model.embed_types.weight`, `model.embed_norm` and
-`head_transform` (BERT). A feed-forward network of two matrices has `up_proj` and `down_proj`; a network with a tied
-head has no `lm_head`.
+both sub-layers (learned factors), `self_attn.value` and `self_attn.first_value` (value residual), `gate.alpha` (shared
+by a layer's two sub-layers) or `attn_gate.alpha` and `mlp_gate.alpha`, `model.embed_positions.weight` (learned
+positions), `model.embed_types.weight`, `model.embed_norm` and `head_transform` (BERT). A feed-forward network of two
+matrices has `up_proj` and `down_proj`; a network with a tied head has no `lm_head`.
 
 In this file: what precedes the first layer (the table's lookup, the stages after it, token types and learned
 positions), the residual formula, the layer, the decoder, and the language model.
@@ -29,7 +28,6 @@ from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import (
     FFN_ACTIVATIONS,
     GpasGate,
-    HyperConnection,
     LayerNorm,
     LearnedFactor,
     RMSNorm,
@@ -137,23 +135,18 @@ class Residual:
     skip: float | LearnedFactor
     branch: float | LearnedFactor
     gates: dict[str, nn.Module]
-    hyper: HyperConnection | None = None
 
     def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
-        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden), with
-        hyper-connections (batch, time, copies, hidden).
+        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden).
 
         The result has the dtype of x, also where a factor in float32 has widened it."""
         gate, dtype = self.gates, x.dtype
         x = gate["entry"](x)
         # On the skip path the input is saved by whatever the branch begins with; the sum keeps nothing of a branch.
-        entering = self.hyper.entering(x) if self.hyper else x
-        branch = _saving_input(gate["branch"], self.branch_norm(f(gate["in"](self.in_norm(entering)))))
+        branch = _saving_input(gate["branch"], self.branch_norm(f(gate["in"](self.in_norm(x)))))
         kept = _saving_input(gate["skip"], x)
         branch = times(self.branch, branch)
-        if self.hyper:
-            total = self.hyper.leaving(times(self.skip, kept), branch)
-        elif isinstance(self.skip, LearnedFactor):
+        if isinstance(self.skip, LearnedFactor):
             total = branch + self.skip(kept)
         else:  # torch.add applies a constant within the addition; a separate 1 * x would cost a pass over memory
             total = torch.add(branch, kept, alpha=self.skip)
@@ -214,11 +207,9 @@ class Block(nn.Module):
         gates = self._add_gates(model, layer)
         slots = model.gate_slots(layer)
         around = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
-        self.attn_hyper = HyperConnection(wiring.copies, 2 * layer - 2) if wiring.copies > 1 else None
-        self.mlp_hyper = HyperConnection(wiring.copies, 2 * layer - 1) if wiring.copies > 1 else None
-        self._attention = Residual(*around, skips[0], branches[0], gates_in(slots[0], gates[0]), self.attn_hyper)
+        self._attention = Residual(*around, skips[0], branches[0], gates_in(slots[0], gates[0]))
         around = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
-        self._feed_forward = Residual(*around, skips[1], branches[1], gates_in(slots[1], gates[1]), self.mlp_hyper)
+        self._feed_forward = Residual(*around, skips[1], branches[1], gates_in(slots[1], gates[1]))
 
     def factors(
         self, specs: Sequence[float | Factor], name: str, hidden: int, sublayers: Sequence[str] = ("attn", "mlp")
@@ -300,7 +291,6 @@ class Decoder(nn.Module):
         self.rope = Rope(size.head_dim, size.rope_theta) if family.positions == "rotary" else None
         self.stream: torch.dtype | None = None
         self.shares_values = model.shares_values
-        self.copies = model.copies
 
     def forward(
         self,
@@ -316,17 +306,12 @@ class Decoder(nn.Module):
         each with its factor; None applies all of them with the factor 1. `dropout`: None but in training.
         """
         x = self.entered(tokens, packing)
-        x = self.copied(dropped(x, dropout and dropout.in_layer(Dropout.EMBEDDING), Dropout.EMBEDDING))
+        x = dropped(x, dropout and dropout.in_layer(Dropout.EMBEDDING), Dropout.EMBEDDING)
         positions = self.positions(x, packing, visible)
         for number, layer, factor in self.applied(active):
             within = replace(positions, dropout=dropout.in_layer(number)) if dropout else positions
             x = _scaled(x, layer(x, within), factor)
-        return self.norm(one_stream(x))  # type: ignore[no-any-return]
-
-    def copied(self, x: Tensor) -> Tensor:
-        """Return the stream that enters the first layer: x, (batch, time, hidden), or with hyper-connections copies of
-        it, (batch, time, copies, hidden)."""
-        return x if self.copies == 1 else x[:, :, None].repeat(1, 1, self.copies, 1)
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def entered(self, tokens: Tensor, packing: Packing | None = None) -> Tensor:
         """Return the residual stream before the first layer; shapes as in `forward`."""
@@ -360,11 +345,6 @@ class Decoder(nn.Module):
         time = packing.time if packing else x.shape[1]
         tables = self.rope(time, x.device, x.dtype) if self.rope else None
         return Positions(tables, packing, visible, first=FirstValues() if self.shares_values else None)
-
-
-def one_stream(x: Tensor) -> Tensor:
-    """Return the stream that the head reads, (batch, time, d), for x of that shape or copies (batch, time, n, d)."""
-    return x if x.dim() < 4 else x.sum(-2)
 
 
 def _scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:

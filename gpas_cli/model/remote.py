@@ -19,7 +19,7 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gpas_cli.model.attention import Attention, FirstValues, Positions, rotate
-from gpas_cli.model.llama import Llama, one_stream
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 
@@ -179,13 +179,13 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     def _states(self, tokens: Tensor, attention_mask: Tensor | None, cache: Any) -> list[Tensor]:
         """Return the stream (batch, time, hidden) before each layer, and after the last layer and the final norm."""
-        x = self.model.copied(self.model.embed_stages(self.model.embed_tokens(tokens)))
+        x = self.model.embed_stages(self.model.embed_tokens(tokens))
         before = int(cache.get_seq_length()) if cache is not None else 0
         positions = self._positions(x, before, attention_mask, cache)
-        states = [one_stream(x)]
+        states = [x]
         for layer in self.model.blocks():
             x = layer(x, positions)
-            states.append(one_stream(x))
+            states.append(x)
         states[-1] = self.model.norm(states[-1])
         return states
 

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.llama import Block, Llama, one_stream
+from gpas_cli.model.llama import Block, Llama
 
 RANK = "effective_rank"
 
@@ -113,15 +113,15 @@ def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[d
     final norm, and of `Attention.first_token_share`: layers + 1 dictionaries of scalars for each forward pass inside
     the context, with the `gram` of the stream in place of its effective rank. Without `wanted`, collect nothing.
 
-    Of several copies of the stream it is their sum. Variance and share are those of all tokens, everything else of the
-    first ones. The last stream enters no layer, and has no `of_block` and no share.
+    Variance and share are those of all tokens, everything else of the first ones. The last stream enters no layer, and
+    has no `of_block` and no share.
     """
     ends = network.model.stack_ends
     seen: list[dict[str, Tensor]] = []
     before: list[Tensor] = []
 
     def observe(module: nn.Module, given: tuple[Any, ...]) -> None:
-        x = one_stream(given[0].detach())
+        x = given[0].detach()
         few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
         if before:
             seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}

@@ -193,8 +193,8 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
     members: dict[str, Member] = {"experiments.yaml": _inside(experiments.path, folder)}
     members |= {f"experiments{ending}": _inside(path, folder) for ending, path in companions(project.config).items()}
     declared = read_document(experiments.path).plain().get("plugins") or []
-    sections = [section for entry in entries if (section := entry.cell.parameters("downstream"))]
-    tasks = {task for section in sections for task in section.tasks}
+    sections = [stage.parameters for entry in entries for stage in entry.cell.later]
+    tasks = {task for section in sections for task in getattr(section, "tasks", ())}
     for name in [*declared, *sorted(local_file(task) for task in tasks if is_local(task))]:
         found = _inside(folder / name, folder)
         if Path(name).is_absolute() or ".." in Path(os.path.normpath(name)).parts:

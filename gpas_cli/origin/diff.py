@@ -12,9 +12,10 @@ from sqlalchemy import Engine
 from gpas_cli.documents import NumberJson
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid.declared import Entry
-from gpas_cli.origin.provenance import Difference, differences
+from gpas_cli.grid.document import spelled
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Stage
+from gpas_cli.spec.parse import flat
 from gpas_cli.store.projection import STEP_CURVES
 from gpas_cli.store.snapshot import snapshot_files
 from gpas_cli.words import listed
@@ -22,6 +23,33 @@ from gpas_cli.words import listed
 # Curves of speed and memory differ between any two runs.
 _OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
 _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting in which two cells differ."""
+
+    setting: str
+    base: Any
+    own: Any
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both values as text, "not set" for one that does not exist."""
+        return _text(self.base), _text(self.own)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not set"
+    return spelled(value) if isinstance(value, bool | int | float | str) else str(value)
+
+
+def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return the settings in which two cells' mappings differ, with dotted names, in the order they are written."""
+    left, right = flat(base), flat(own)
+    names = dict.fromkeys((*right, *left))
+    return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
 
 
 @dataclass(frozen=True)

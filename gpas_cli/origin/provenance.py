@@ -11,9 +11,9 @@ from sqlalchemy import select as select_rows
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
-from gpas_cli.events import Phase, Score, Warned
+from gpas_cli.events import Score
 from gpas_cli.grid.declared import TableSpec
-from gpas_cli.grid.document import Label, spelled
+from gpas_cli.grid.document import Label
 from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report import query, recorded
 from gpas_cli.report.recorded import Recorded
@@ -21,16 +21,12 @@ from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
-from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of
-from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
-from gpas_cli.state.outputs import recorded_events
-from gpas_cli.state.usage import Spent, spent_on
-from gpas_cli.store.journal import lines_of
+from gpas_cli.state.usage import NOTHING, Usage
 from gpas_cli.store.records import Forgetting, Imported, Retry
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.schema import StageRow
@@ -45,32 +41,24 @@ _FACTS = (
     *("fingerprint", "validation_fingerprint", "journal_damaged"),
 )
 
-# Fields of the event that starts a training.
-_COMPUTED = ("strategy", "micro_batch", "processes", "recompute", "compiled", "gemm", "gemm_origin")
-
 
 @dataclass(frozen=True)
 class AttemptProvenance:
     """One attempt. `outcome` is None while it is running, or if it ended without an outcome.
 
-    facts: the columns of the table "attempt" that record where, when and with what it ran. computed: how a training
-    computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
-    chose it, `gemm_origin`. warnings: each once. checkpoint: the newest one that still exists. signal: the number of
-    the signal that killed the process, if one did and it was recorded. gone: the run directory is gone. retry: why the
-    attempt was made, if after a failure of another one. imported: from which project it was copied.
+    facts: the columns of the table "attempt" that record where, when and with what it ran. checkpoint: the newest one
+    that still exists. gone: the run directory is gone. retry: why the attempt was made, if after a failure of another
+    one. imported: from which project it was copied.
     """
 
     number: int
     outcome: str | None
     cause: str
     facts: Mapping[str, Any]
-    computed: Mapping[str, Any]
-    warnings: tuple[str, ...]
     metrics: Mapping[str, float]
     directory: Path
     log: Path
     checkpoint: Path | None
-    signal: int | None = None
     gone: bool = False
     retry: Retry | None = None
     imported: Imported | None = None
@@ -87,33 +75,10 @@ class ForgottenAttempt:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A setting in which a cell differs from the one without a gate."""
-
-    setting: str
-    base: Any
-    own: Any
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Both values as text, "not set" for one that does not exist."""
-        return _text(self.base), _text(self.own)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "not set"
-    return spelled(value) if isinstance(value, bool | int | float | str) else str(value)
-
-
-@dataclass(frozen=True)
 class Provenance:
-    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show, `spent` the
-    usage of all attempts.
+    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show.
 
-    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. skipped: (update, loss scale)
-    of skipped updates. scores: those that tables show and the others of the same tasks, in the order of the cell's
-    tasks. taken_over: by task, KEY/NNN, the stage and the attempt that measured the scores that this stage took over.
+    scores: those that tables show and the others of the same tasks, in the order of the cell's tasks.
     """
 
     key: str
@@ -121,25 +86,17 @@ class Provenance:
     parents: tuple[str, ...]
     name: str
     cell: Mapping[str, Any]
-    base_key: str | None
-    differences: tuple[Difference, ...]
     attempts: tuple[AttemptProvenance, ...]
     decisive: int | None
-    spent: Spent = field(default_factory=Spent)
-    spikes: tuple[tuple[int, str, float], ...] = ()
-    skipped: tuple[tuple[int, float], ...] = ()
     scores: tuple[Score, ...] = ()
-    taken_over: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[ForgottenAttempt, ...] = ()
 
 
-def trace_number(
-    engine: Engine, runs: Path, key: str, base: Cell | None = None, catalogue: Catalogue | None = None
-) -> Provenance:
+def trace_number(engine: Engine, runs: Path, key: str, catalogue: Catalogue | None = None) -> Provenance:
     """Return the provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
-    `base` is the cell to compare with, by default the same cell without a gate. `catalogue`: what the
-    experiments declare, for schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
+    `catalogue`: what the experiments declare, for schemes of plugins. Raises UnknownCell when the database has no
+    attempt at the stage.
     """
     stage = query.stage(engine, key)
     forgotten = _forgotten(runs, key)
@@ -149,11 +106,9 @@ def trace_number(
     last = _read(AttemptDir(forgotten[-1].directory).read_attempt) if forgotten and not tries else None
     # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)
-    if base is None and own.model.gate:
-        base = cell_from({**own.to_mapping(), "gate": None}, catalogue)
     result = recorded.read_results(engine, [key]).get(key)
-    section = own.parameters("downstream")
-    places = {task: place for place, task in enumerate(section.tasks if section else ())}
+    section = own.parameters(stage["kind"])
+    places = {task: place for place, task in enumerate(getattr(section, "tasks", ()))}
     scores = sorted(
         result.scores if result else (),
         key=lambda one: (places.get(one.task, len(places)), one.metric != measure_of(one.task)),
@@ -164,24 +119,11 @@ def trace_number(
         parents=tuple(stage["parents"]),
         name=f"{tries[-1]['grid']}/{tries[-1]['name']}" if tries else f"{last.grid}/{last.name}" if last else "",
         cell=own.to_mapping(),
-        base_key=next((each.key for each in base.stages if each.kind == stage["kind"]), None) if base else None,
-        differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         attempts=tuple(_attempt(runs, row) for row in tries),
         decisive=result.number if result and not result.gone else None,
-        spent=spent_on(runs, [key]),
-        spikes=query.spikes(engine, key),
-        skipped=query.skipped(engine, key),
         scores=tuple(scores),
-        taken_over=_taken_over(runs, key, scores),
         forgotten=forgotten,
     )
-
-
-def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Return the settings in which two cells' mappings differ, with dotted names, in the order they are written."""
-    left, right = flat(base), flat(own)
-    names = dict.fromkeys((*right, *left))
-    return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
 
 
 def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
@@ -194,33 +136,18 @@ def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
     return tuple(found)
 
 
-def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]:
-    """Return task -> KEY/NNN for the `scores` that the stage took over; {} if a journal cannot be read."""
-    if not scores:
-        return {}
-    newest = _read(lambda: {event.task: event.taken_from for event in recorded_events(runs, key, Score)}) or {}
-    return {score.task: origin for score in scores if (origin := newest.get(score.task))}
-
-
 def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
-    ended = _read(directory.read_exit)
     asked = _read(directory.read_attempt)
-    lines = _read(lambda: list(lines_of(directory.journal_path, {"phase", "warning"})))
-    events = [line.event for line in lines or ()]
-    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
         cause=row["cause"] or "",
         facts={name: row[name] for name in _FACTS},
-        computed={name: value for name in _COMPUTED if (value := getattr(began, name, None)) is not None},
-        warnings=tuple(dict.fromkeys(event.message for event in events if isinstance(event, Warned))),
         metrics=row["metrics"],
         directory=directory.path,
         log=directory.log_path,
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
-        signal=ended.signal if ended else None,
         gone=row["gone"] is not None,
         retry=asked.retry if asked else None,
         imported=_read(lambda: read_record(Imported, directory.path / IMPORTED)),
@@ -293,7 +220,7 @@ class NumberOrigin:
 
     compared: the same cell in the table with published numbers, which may have another metric: the one that the source
     prints. grid: the name of the grid, or of a paper's table.
-    others: how many further cells the command runs, because no condition separates them.
+    others: how many further cells the command runs, because no condition separates them. spent: by all attempts.
     """
 
     place: Place
@@ -302,9 +229,9 @@ class NumberOrigin:
     seeds: tuple[SeedOrigin, ...]
     published: tuple[PublishedNumber, ...]
     codes: tuple[Code, ...]
-    spent: Spent
     command: tuple[str, ...]
     others: int = 0
+    spent: Usage = NOTHING
 
 
 def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) -> NumberOrigin:
@@ -336,7 +263,6 @@ def trace_printed(name: PlaceName, tables: Sequence[Table], known: Recorded, run
 
 def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Path) -> NumberOrigin:
     seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
-    keys = [stage.key for seed in seeds for stage in seed.entry.cell.stages]
     own = {seed.entry.grid for seed in seeds}
     entries = [entry for entry in known.entries if entry.grid in own]
     wanted = [status.entry for status in place.cell.runs]
@@ -348,7 +274,6 @@ def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Pat
         seeds=seeds,
         published=_published(compared),
         codes=_codes(seeds, runs),
-        spent=spent_on(runs, keys),
         command=tuple(run_words(wanted, entries)),
         others=len(others),
     )

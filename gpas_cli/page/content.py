@@ -30,8 +30,8 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.paper_table import is_published_beside, paper_table, serving
 from gpas_cli.report.tables.render import render, to_html
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.parse import flat
-from gpas_cli.spec.stage import main_result
 from gpas_cli.state.status import RESULTS, CellStatus
 from gpas_cli.words import count, listed, significant
 

@@ -16,8 +16,9 @@ from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, peak_flops, predicted
+from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, predicted
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.network import hub_cache
 from gpas_cli.spec.run import Resources

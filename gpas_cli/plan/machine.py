@@ -1,7 +1,7 @@
 """The accelerators and cores that jobs may use: on this machine, on the nodes behind a scheduler, or named for a plan.
 
 `gpas plan --gpu H100:8` plans for GPUs whether or not this machine has them. Their peaks come from the data sheets
-(`spec.cost.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
+(`spec.gpu`); the share that training reaches (MFU) is assumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import ClassVar, Protocol, final
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.processor import usable_cores
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import parameters, peak_flops
+from gpas_cli.spec.cost import parameters
+from gpas_cli.spec.gpu import GPUS, peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import count, listed
 
@@ -30,12 +31,6 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # Networks of 100,000 parameters are assumed to reach 5 %, networks above 1.3B no more than 52 %. Parameters -> share:
 _MFU = {1e5: 0.05, 71e6: 0.34, 0.37e9: 0.44, 1.3e9: 0.52}
 MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
-# The memory of one device in GB, from NVIDIA's data sheets; of several versions, the largest.
-MEMORY_GB: dict[str, int] = {
-    "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
-    "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
-    "RTX 4090": 24, "RTX 3090": 24,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,7 @@ class NamedGpus:
         return f"--gpu names {self.number}"
 
     def gpu_kind(self) -> GpuKind:
-        return GpuKind(self.name, MEMORY_GB[self.name] * 10**9)
+        return GpuKind(self.name, GPUS[self.name].memory * 10**9)
 
     def assumed_speed(self) -> NamedGpus:
         return self
@@ -286,9 +281,9 @@ def _assumed_mfu(parameters: int) -> float:
 def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:
     """Return the GPUs of `NAME` or `NAME:NUMBER`, in any case and spacing. Raises GpasError for an unknown name."""
     name, colon, number = words.partition(":")
-    known = {_plain(known): known for known in MEMORY_GB}
+    known = {_plain(known): known for known in GPUS}
     if _plain(name) not in known:
-        hint = nearest(name, MEMORY_GB)
+        hint = nearest(name, GPUS)
         raise GpasError(f"--gpu: unknown GPU '{name}'; {hint}")
     if colon and (not number.isascii() or not number.isdigit() or not 1 <= int(number[:7]) <= 100_000):
         raise GpasError(f"--gpu: '{number}' is not a number of GPUs; write for example {known[_plain(name)]}:8")

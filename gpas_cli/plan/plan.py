@@ -215,14 +215,14 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
     """Return a warning if jobs would resume from checkpoints of another version of the code."""
     if not resumed:
         return ()
-    now = current_code()
-    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now}
+    now = {uses: current_code(uses) for uses in {job.uses for job in resumed}}
+    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now[job.uses]}
     if not before:
         return ()
     refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
     end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will come from both"
     cells = count(len(before), "cell")
-    made = f"from version {', '.join(sorted(set(before.values())))} to {now}"
+    made = f"from version {', '.join(sorted(set(before.values())))} to {', '.join(sorted(set(now.values())))}"
     return (f"{cells} would resume after the code has changed ({made}): {next(iter(before))}{end}",)
 
 
@@ -261,7 +261,7 @@ def _first_refusal(machine: Machine, entry: Entry, seen: Mapping[str, StageStatu
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:
     if mine and mine[0] in resume:
         return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.updates}"
-    if mine and state.stage != "pretrain":
+    if mine and state.stage != PRETRAIN:
         return f"the stage {state.stage} has no result yet"
     if state.state == "missing":
         return "" if mine else "a prerequisite is unavailable"

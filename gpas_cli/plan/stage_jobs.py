@@ -1,12 +1,14 @@
 """The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell, Stage
+from gpas_cli.spec.extensions import of_stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, TextDemand
 
@@ -40,17 +42,25 @@ class StageJob:
         """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
 
-    def keeping(self, updates: Sequence[int]) -> "StageJob":
+    def keeping(self, updates: Iterable[int]) -> "StageJob":
         """Return the job with the checkpoints of these updates kept too."""
         kept = tuple(sorted({*self.cadence.keep, *updates}))
         return self if kept == self.cadence.keep else replace(self, cadence=replace(self.cadence, keep=kept))
 
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The extensions that the job executes: those of its stages, and of a scheme from another package."""
+        cell = self.cell.needed_by(self.kind)
+        scheme = cell.model.norm.origin
+        of_scheme = (scheme.name,) if scheme and not scheme.source else ()
+        return tuple(sorted({*of_scheme, *(name for stage in cell.stages for name in of_stage(stage.declared))}))
+
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""
-        demand = self.demand
-        stages = [stage.declared for stage in self.cell.stages if stage.declared.origin]
+        demand, cell = self.demand, self.cell.needed_by(self.kind)
+        stages = [stage.declared for stage in cell.stages if stage.declared.origin]
         return StageRecord(
-            plugin=self.cell.model.norm.origin,
+            plugin=cell.model.norm.origin,
             stage_plugins=tuple(dict.fromkeys(kind.origin for kind in stages if kind.origin)),
             title=next((kind.title for kind in stages if kind.name == self.kind), ""),
             stage=self.kind,
@@ -58,7 +68,7 @@ class StageJob:
             parents=self.parents,
             text=self.text,
             demand=TextDemand(demand.data, demand.vocab, demand.rows) if demand else None,
-            cell=self.cell.to_mapping(),
+            cell=cell.to_mapping(),
             grid=self.grid,
             name=self.name,
             axes=dict(self.axes),
@@ -119,5 +129,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         resources=entry.resources_of(stage),
         text_resources=entry.text_resources,
     )
-    section = cell.parameters("translation")
-    return job.keeping(section.averaged(cell.optim.updates)) if section and stage.declared.trains else job
+    if not stage.declared.trains:
+        return job
+    return job.keeping(chain.from_iterable(later.parameters.keeps(cell.optim.updates) for later in cell.later))

@@ -1,7 +1,7 @@
 """The texts of cells to run: their availability, warnings about how the runs will use them, and the jobs that
 tokenise them beforehand."""
 
-import glob
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from gpas_cli.data import disk, text_usage
-from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements, unreadable_reason
-from gpas_cli.data.tokenizer import MaskToken, absent_reason
+from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements
+from gpas_cli.data.tokenizer import MaskToken
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.grid.declared import Declared, Entry
 from gpas_cli.plan.stage_jobs import StageJob
@@ -20,13 +20,13 @@ from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.downstream import LocalAmounts, base_name, is_local, local_file, local_path
-from gpas_cli.spec.finetune import Finetune, Glue
+from gpas_cli.spec.downstream import LocalAmounts, is_local, local_file, local_path
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
+from gpas_cli.spec.section import Input
 from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.spec.translation import Translation
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
@@ -42,15 +42,11 @@ class Texts:
     """
 
     def __init__(
-        self,
-        project: Project | None,
-        cells: Iterable[Cell],
-        *,
-        entries: Iterable[Entry] = (),
-        elsewhere: bool = False,
+        self, project: Project | None, cells: Iterable[Cell], *, entries: Iterable[Entry] = (), elsewhere: bool = False
     ):
         self._project, self._elsewhere = project, elsewhere
-        missing = _missing(project, distinct(cells)) if project else {}
+        needed = dict.fromkeys(one for cell in distinct(cells) for one in _read_by(cell) if one.needed)
+        missing = _reasons(project, needed) if project else {}
         shown = entries if any(missing.values()) else ()
         declared = {what: entry.declared for entry in shown for what in _read_by(entry.cell)}
         self._reason_of, self._looked_up = cache(self._reason), cache(self._look_up)
@@ -69,27 +65,14 @@ class Texts:
         cells = distinct(cells)
         reasons = dict.fromkeys(self._reason_of(cell.seedless) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
-        found = (self._absent_tasks(cells), self._absent_texts(cells), _rows_at_zero(cells), self._foreseen(cells))
+        found = (self._skipped(cells), _rows_at_zero(cells), self._foreseen(cells))
         return [*absences, *chain.from_iterable(found), *_unknown_shapes(cells)]
 
-    def _absent_tasks(self, cells: Iterable[Cell]) -> Iterator[str]:
-        """Yield the missing files of questions of the cells' tasks: jobs skip these tasks."""
-        sections = [section for cell in cells if (section := cell.parameters("downstream"))]
-        names = dict.fromkeys(name for section in sections for name in section.tasks if is_local(name))
-        for name in names if self._project else ():
-            assert self._project is not None
-            if not (self._project.config.parent / local_file(name)).is_file():
-                remedy = f"`gpas data import-task FILE --task {base_name(name)}` writes it"
-                yield f"{local_file(name)} is missing, so the task cannot be scored; {remedy}"
-
-    def _absent_texts(self, cells: Iterable[Cell]) -> Iterator[str]:
-        """Yield the missing local texts that the cells' networks are scored on."""
-        sections = [section for cell in cells if (section := cell.parameters("texts"))]
-        paths = dict.fromkeys(path for section in sections for text in section.texts if (path := local_path(text)))
-        for path in paths if self._project else ():
-            assert self._project is not None
-            if not glob.glob(str(self._project.config.parent / Path(path).expanduser()), recursive=True):  # noqa: PTH207
-                yield f"texts.texts: no file matches '{path}', so the text cannot be scored"
+    def _skipped(self, cells: Iterable[Cell]) -> Iterator[str]:
+        """Yield why jobs will skip some of what the cells' later stages measure."""
+        found = dict.fromkeys(one for cell in cells for one in _read_by(cell) if not one.needed)
+        if self._project:
+            yield from filter(None, _reasons(self._project, found).values())
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
         for data, seen in dict.fromkeys((cell.data, self._usage(cell)) for cell in cells):
@@ -156,28 +139,10 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
-_Read = Data | Finetune | Glue | Translation | MaskToken | Network
-
-
-def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
-    from gpas_cli.data import glue, pairs, records
-
+def _reasons(project: Project, inputs: Iterable[Input]) -> dict[Input, str]:
+    """Return why each of these cannot be read, "" if it can."""
     root = project.config.parent
-
-    def reason(what: _Read) -> str:
-        if isinstance(what, Network):
-            return _network_absence(what, root)
-        if isinstance(what, Data):
-            return unreadable_reason(what, project.cache, root)
-        if isinstance(what, Finetune):
-            return records.unreadable_reason(what, project.cache, root)
-        if isinstance(what, Glue):
-            return glue.unreadable_reason(what, root)
-        if isinstance(what, Translation):
-            return pairs.unreadable_reason(what, root)
-        return absent_reason(what, root)
-
-    return {what: reason(what) for what in dict.fromkeys(what for cell in cells for what in _read_by(cell))}
+    return {one: pkgutil.resolve_name(one.reason)(one.value, project.cache, root) for one in inputs}
 
 
 def _unknown_shapes(cells: Iterable[Cell]) -> Iterator[str]:
@@ -208,7 +173,7 @@ def _placed(reason: str, declared: Declared | None) -> str:
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
-def _network_absence(network: Network, root: Path) -> str:
+def network_absence(network: Network, cache: Path, root: Path) -> str:
     """Return why a network that was not trained here cannot be opened on this machine, "" if no reason is known."""
     if find_spec("transformers") is None:
         return "network: transformers, which opens it, is not installed: pip install 'gpas-cli[export]'"
@@ -217,26 +182,23 @@ def _network_absence(network: Network, root: Path) -> str:
     return ""
 
 
-def _read_by(cell: Cell) -> Iterator[_Read]:
-    """Yield the cell's text, its tokenizer's mask token, the records and the tasks that it is finetuned on and the test
-    sets that it translates; or the network that it has in place of a training.
+def _read_by(cell: Cell) -> Iterator[Input]:
+    """Yield the cell's text, its tokenizer's mask token and what its later stages read; or the network that it has in
+    place of a training, and what is measured of it.
 
     Fields that do not identify them have their defaults.
     """
     if cell.network:
-        yield cell.network
-        return
-    usual, unread = Data(), ("length", "layout", "documents", "batches", "eval_tokens")
-    yield replace(cell.data, **{name: getattr(usual, name) for name in unread})
-    if isinstance(cell.objective, Masked) and cell.objective.mask_token:
-        yield MaskToken(cell.data.tokenizer, cell.objective.mask_token)
-    section: Finetune | None = cell.parameters("finetune")
-    if section is not None:
-        yield Finetune(data=section.data, validation=section.validation)
-    if (tasks := cell.parameters("glue")) is not None:
-        yield Glue(data=tasks.data, tasks=tasks.tasks)
-    if (translation := cell.parameters("translation")) is not None:
-        yield Translation(tests=translation.tests)
+        yield Input(cell.network, "gpas_cli.plan.texts:network_absence")
+    else:
+        usual, unread = Data(), ("length", "layout", "documents", "batches", "eval_tokens")
+        data = replace(cell.data, **{name: getattr(usual, name) for name in unread})
+        yield Input(data, "gpas_cli.data.text_usage:unreadable_reason")
+        if isinstance(cell.objective, Masked) and cell.objective.mask_token:
+            token = MaskToken(cell.data.tokenizer, cell.objective.mask_token)
+            yield Input(token, "gpas_cli.data.tokenizer:absent_reason")
+    for stage in cell.later:
+        yield from stage.parameters.inputs()
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
@@ -253,10 +215,10 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     texts: dict[str, StageJob] = {}
     read: dict[str, str] = {}
     for wanted in requirements(same[0].cell for same in readers.values()):
-        mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
+        reading = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
         if key := _needed_key(project, wanted):
-            texts[key] = _job(key, wanted, mine[0])
-            read |= {job.key: key for job in mine}
+            texts[key] = _job(key, wanted, reading[0])
+            read |= {job.key: key for job in reading}
     return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
-from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec
+from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec, sections_of
 from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.settings import children, unnamed
 from gpas_cli.report.claims.declared import paper_claims
@@ -30,7 +30,7 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
     except InvalidExperiments as error:
         yield from error.problems
         return  # the tables of grids name the packs' numbers
-    for grid in experiments.grids.values():
+    for grid in (experiments.grids[name] for name in experiments.available):
         yield from _unreported(experiments.grids, grid)
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()
@@ -58,7 +58,7 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
     if what.name in CONVERGENCE:
         message = f"is computed on request: gpas table {grid.name} --value {what.name}"
         yield _problem(grid, message, "value")
-    if what.stage != PRETRAIN and what.stage not in _stages_of(grids, grid):
+    if what.stage != PRETRAIN and what.stage not in sections_of(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
         yield _problem(grid, message, "value")
     for pack, name in table.published.items():
@@ -104,14 +104,6 @@ def _objectives_of(grids: Mapping[str, Grid], grid: Grid) -> set[Objective]:
     return found | {objective for objective in own if objective is not None} | (set() if nodes else {CAUSAL})
 
 
-def _stages_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
-    """Return the sections that the grid and its included grids set; they include the stages of its cells."""
-    settings = [grid.base, *(override.settings for override in grid.override)]
-    names = {name for node in settings for name in children(node)}
-    names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}
-    return names.union(*(_stages_of(grids, grids[include.grid]) for include in grid.include))
-
-
 def _problem(grid: Grid, message: str, *path: str) -> Problem:
     node = grid.table_node
     for part in path:
@@ -130,7 +122,7 @@ def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Com
     needed = state_metric(comparison.value, kinds).stage
     for name in comparison.grids:
         grid = experiments.grids.get(name)
-        if grid and needed != PRETRAIN and needed not in _stages_of(experiments.grids, grid):
+        if grid and needed != PRETRAIN and needed not in sections_of(experiments.grids, grid):
             message = f"'{comparison.value.title}' comes from the stage '{needed}', which no cell of '{name}' has"
             yield _claim_problem(claim, comparison, message, "value")
     for pack, name in comparison.published.items():

@@ -11,14 +11,11 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
 from gpas_cli.spec.depth import READS
-from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name
-from gpas_cli.spec.downstream import columns as task_columns
-from gpas_cli.spec.finetune import BY_GLUE_TASK
+from gpas_cli.spec.downstream import Downstream, base_name
 from gpas_cli.spec.gate import Gate, activation
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS
-from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind
-from gpas_cli.spec.translation import BY_TEST
+from gpas_cli.spec.stage import CORPUS_LOSS, Metric, StageKind
 
 RowKey = tuple[Label | None, ...]
 
@@ -44,6 +41,7 @@ def facts(entry: Entry) -> dict[str, Label]:
     kind = model.parametrisation.kind
     corpus = next((name for name, known in CORPORA.items() if known.source == cell.data.source), NO_MATCH)
     schedule = {name: getattr(cell.depth, name) for name in READS[cell.depth.kind]}
+    scored = [stage.parameters for stage in cell.later if isinstance(stage.parameters, Downstream)]
     # The name under `corpora` by which the text is declared.
     named = _declared(entry, "data")
     known = entry.declared is not None and named in entry.declared.corpora
@@ -71,7 +69,7 @@ def facts(entry: Entry) -> dict[str, Label]:
         "budget": "equal" if _declared(entry, "depth", "work_of") else "steps",
         "steps": round(relative_flops(cell) * cell.optim.updates),
         "lr": cell.optim.lr,
-        **({"shots": section.shots} if (section := cell.parameters("downstream")) else {}),
+        **({"shots": scored[0].shots} if scored else {}),
         "schedule": getattr(cell.optim.decay_of_rate, "decay_shape", cell.optim.schedule),
     }
 
@@ -80,21 +78,8 @@ def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:
     """Return the tasks, texts, corpora or bits that the cell's `metric` is measured on, () without any."""
     if metric == CORPUS_LOSS:
         return cell.data.names if cell.data.mixture else ()
-    if metric in BY_TEXT:
-        texts = cell.parameters("texts")
-        return tuple(texts.names) if texts else ()
-    if metric in BY_BITS:
-        quantised = cell.parameters("quantised")
-        widths = quantised.widths if quantised else ()
-        return tuple(label for label in widths if label != UNQUANTISED or metric == BY_BITS[0])
-    if metric in BY_GLUE_TASK:
-        glue = cell.parameters("glue")
-        return glue.columns[metric] if glue else ()
-    if metric in BY_TEST:
-        translation = cell.parameters("translation")
-        return translation.columns if translation else ()
-    section = cell.parameters("downstream")
-    return task_columns(section.tasks, metric) if section and metric in BY_TASK else ()
+    found = (stage.parameters.columns(metric) for stage in cell.later)
+    return next(filter(None, found), ())
 
 
 def usual_label(cell: Cell, metric: Metric) -> str | None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Feature
-from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
+from gpas_cli.spec.extensions import metrics
+from gpas_cli.spec.stage import Metric, StageKind
 
 if TYPE_CHECKING:
     from gpas_cli.report.recorded import Result
 
 
-METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}
 _SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
 
 
@@ -46,7 +46,7 @@ def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str,
 
 
 def _declared(kinds: Iterable[StageKind]) -> dict[str, Metric]:
-    return {**{own.name: own for kind in kinds for own in kind.metrics}, **METRICS}
+    return {**{own.name: own for kind in kinds for own in kind.metrics}, **metrics()}
 
 
 def _digits(values: Iterable[float]) -> int:

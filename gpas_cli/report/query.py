@@ -13,7 +13,6 @@ from sqlalchemy.orm import aliased
 
 from gpas_cli.report.recorded import metrics_in, rows_through
 from gpas_cli.store.peek import STATEMENT_PARAMETERS
-from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
@@ -92,17 +91,6 @@ def curve_names(engine: Engine, keys: Iterable[str]) -> tuple[list[str], list[st
             layers = select(LayerCurveRow.name).where(LayerCurveRow.attempt_id.in_(of_stages)).distinct()
             by_layer.update(connection.scalars(layers))
     return sorted(names), sorted(by_layer)
-
-
-def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
-    """Return the stage's spikes as (update, "loss" or "grad_norm", value), each once even if an attempt was resumed."""
-    found = ((name, curves(engine, [key], recorded).get(key, [])) for name, recorded in SPIKE_CURVES.items())
-    return tuple(sorted((step, name, value) for name, points in found for step, value in points))
-
-
-def skipped(engine: Engine, key: str) -> tuple[tuple[int, float], ...]:
-    """Return the stage's skipped updates as (update, loss scale)."""
-    return tuple(sorted(curves(engine, [key], SKIPPED_CURVE).get(key, [])))
 
 
 def _read(engine: Engine, keys: Iterable[str], statement: Select[Any], until: int | None) -> dict[str, LayerCurve]:

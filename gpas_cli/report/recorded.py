@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
 from gpas_cli.project import Project
-from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, averages, counted_of, metrics_of, score_shares
-from gpas_cli.spec.finetune import BY_GLUE_TASK, best_scores
-from gpas_cli.spec.stage import BY_BITS, PRETRAIN
-from gpas_cli.spec.translation import BY_TEST
+from gpas_cli.spec.downstream import BY_TASK, averages, counted_of, metrics_of, score_shares
+from gpas_cli.spec.extensions import metrics as known_metrics
+from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import RESULTS
 from gpas_cli.state.view import SchedulerView
@@ -76,11 +75,11 @@ class Result:
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
         metric, _, label = name.partition("/")
-        if metric != BY_GLUE_TASK[0]:
+        parts = known_metrics()[metric].parts if metric in known_metrics() else None
+        if parts is None:
             return standard_error(self.scores, name)
-        rates = {task: rate for one, rate in self.metrics.items() if (task := one.removeprefix("glue_lr/")) != one}
         known = {(score.task, score.metric): score.stderr for score in self.scores}
-        return _of_mean([(1.0, known.get(one)) for one in best_scores(label, rates)])
+        return _of_mean([(1.0, known.get(one)) for one in parts(label, self.metrics)])
 
 
 def standard_error(scores: Sequence[Score], name: str) -> float | None:
@@ -205,9 +204,9 @@ def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, An
     if known is not None and not known.gone:
         return replace(known, scores=scores)
     last = max(rows.values(), key=lambda row: row["number"])
-    tasks = (last["cell"].get("downstream") or {}).get("tasks", ())
+    tasks = (last["cell"].get(last["kind"]) or {}).get("tasks", ())
     metrics = metrics_of({(score.task, score.metric): score.value for score in scores}, tasks)
-    others = (*BY_TEXT, *BY_BITS, *BY_TEST)
+    others = {name for name, metric in known_metrics().items() if metric.by_task and name not in BY_TASK}
     metrics |= {f"{score.metric}/{score.task}": score.value for score in scores if score.metric in others}
     return replace(_result(last, metrics), outcome=PARTIAL, scores=scores)
 

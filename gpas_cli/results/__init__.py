@@ -172,7 +172,7 @@ class Results:
         if of is None or (isinstance(of, str) and of in self.experiments.grids):
             return expand(self.experiments, [of] if isinstance(of, str) else None)
         names = [of] if isinstance(of, str) else _names(of)
-        declared = expand(self.experiments, self.grids)
+        declared = expand(self.experiments, self.experiments.available)
         found: dict[str, Entry] = {}
         for name in names:
             own = [entry for entry in declared if entry.grid == name]

@@ -72,7 +72,6 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
 _OPTIONAL = {  # by module: the setting and the value that ask for it, and the extra
     "tensorboard": ("watch.tensorboard asks for TensorBoard", "tensorboard"),
     "wandb": ("watch.wandb asks for Weights & Biases", "wandb"),
-    "torchao": ("precision: fp8 asks for torchao", "fp8"),
 }
 
 
@@ -80,12 +79,7 @@ def require_libraries(jobs: Iterable[StageJob]) -> None:
     """Raise GpasError if a job asks for a library that is not installed."""
     missing: dict[str, list[str]] = {}
     for job in jobs:
-        own = (getattr(job.cell.parameters(stage.kind), "precision", None) for stage in job.cell.stages)
-        asked = {
-            "tensorboard": job.watch.tensorboard,
-            "wandb": job.watch.wandb,
-            "torchao": "fp8" in (job.cell.precision, *own),
-        }
+        asked = {"tensorboard": job.watch.tensorboard, "wandb": job.watch.wandb}
         for name in _OPTIONAL:
             if asked[name] and find_spec(name) is None:
                 missing.setdefault(name, []).append(job.id)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Protocol, cast
 
 from gpas_cli.errors import Exit, GpasError, nearest
@@ -17,7 +18,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import Cancelling, cancel_process, failed
 from gpas_cli.spec.run import Resources
-from gpas_cli.state.claims import LOCAL, Claim, read_claim
+from gpas_cli.state.claims import LOCAL, SLURM, Claim, read_claim
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
 from gpas_cli.store.refresh import ingest
@@ -286,6 +287,10 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     return [use for name in scheduler_names() for use in scheduler_named(name, runs).used_by_profile(keys)]
 
 
+# What says whether `auto` is this scheduler, where the scheduler itself need not be imported for that.
+_AUTOMATIC = {SLURM: "gpas_cli.schedule.slurm:automatic"}
+
+
 def choose(word: str, runs: Path) -> tuple[Scheduler, str]:
     """Return the scheduler for the option's value `word`: auto, or a scheduler's name; and a note for the user on why
     auto chose it ("" if none is needed). Raises GpasError if it is unknown or unusable here.
@@ -302,7 +307,8 @@ def choose(word: str, runs: Path) -> tuple[Scheduler, str]:
     choice = Choice(LOCAL)
     for name in scheduler_names():
         with suppress(GpasError):  # a scheduler that cannot be loaded is a finding of `gpas doctor`
-            if automatic := scheduler_class(name).automatic():
+            answer = resolve_name(_AUTOMATIC[name]) if name in _AUTOMATIC else scheduler_class(name).automatic
+            if automatic := answer():
                 choice = automatic
                 break
     known = runs.is_dir() and not any((runs / f".{name}").is_dir() for name in scheduler_names())

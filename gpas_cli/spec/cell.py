@@ -19,6 +19,7 @@ from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import CAUSAL
+from gpas_cli.spec.section import Section
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 _KEY_VERSION = "gpas-cell-1"
@@ -63,7 +64,7 @@ class LaterStage:
     """A stage after pretraining: its kind, and its parameters, an instance of the kind's dataclass."""
 
     kind: StageKind
-    parameters: Any
+    parameters: Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ class Cell(CellParts):
     @property
     def reads_seed(self) -> bool:
         """Whether settings of a later stage may depend on the seed."""
-        return any(hasattr(stage.parameters, "in_cell") for stage in self.later)
+        return any(type(stage.parameters).in_cell is not Section.in_cell for stage in self.later)
 
     @cached_property
     def seedless(self) -> Cell:
@@ -151,6 +152,11 @@ class Cell(CellParts):
         earlier = self.later[: names.index(kind)]
         return replace(self, later=tuple(stage for stage in earlier if stage.kind.trains))
 
+    def needed_by(self, kind: str) -> Cell:
+        """Return the cell with only its stage `kind` and those that this one builds on: what its job reads."""
+        own = tuple(stage for stage in self.later if stage.kind.name == kind)
+        return replace(self, later=(*self.before(kind).later, *own) if own else ())
+
     def teacher(self) -> Cell | None:
         """Return the cell from whose trained gates this one starts: same seed, text and recipe. None without one."""
         gate = self.model.gate
@@ -166,7 +172,7 @@ class Cell(CellParts):
         """Return the cell as JSON-ready data, which `parse_cell` turns into an equal cell."""
         later = {stage.kind.name: parse.plain(stage.parameters) for stage in self.later}
         network = {NETWORK: parse.plain(self.network)} if self.network else {}
-        return {**self._without_later(), **dict.fromkeys(LATER_STAGES), **later, **network}
+        return {**self._without_later(), **later, **network}
 
     def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in TRAINING_PARTS}
@@ -177,9 +183,6 @@ class Cell(CellParts):
         if "depth" in plain:
             plain["depth"] = self.depth.to_mapping(for_key=for_key)
         return {**self.model.to_mapping(for_key=for_key), **plain}
-
-
-LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.parameters)  # of this package
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:

@@ -113,12 +113,8 @@ def _wiring_fault(model: Model, layer: int) -> str:
     if wiring.qkv_norm not in QK_NORMS:
         return f"has the qkv_norm {wiring.qkv_norm!r}; {nearest(wiring.qkv_norm, QK_NORMS)}"
     ffn = wiring.ffn
-    if ffn and (ffn.ffn, ffn.qkv_norm, ffn.first_value, ffn.copies) != (None, "none", 0, 1):
+    if ffn and (ffn.ffn, ffn.qkv_norm, ffn.first_value) != (None, "none", 0):
         return "has an ffn with an ffn or with settings of attention or of the whole layer"
-    if not isinstance(wiring.copies, int) or wiring.copies < 1 or wiring.copies != model.copies:
-        return (
-            f"has {wiring.copies!r} copies of the stream, and layer 1 has {model.copies!r}; write one number, 1 or more"
-        )
     return next(filter(None, (_part_fault(part, layer) for part in wiring.parts)), "")
 
 
@@ -169,7 +165,7 @@ def _check_encoder(model: Model) -> Iterator[Problem]:
             yield Problem(("family", "positions"), "sinusoidal needs family: encoder-decoder; write learned or rotary")
         return
     last = model.wiring(model.size.layers)
-    if model.copies > 1 or model.shares_values or last.qkv_norm != "none" or last.ffn:
+    if model.shares_values or last.qkv_norm != "none" or last.ffn:
         yield Problem(
             ("norm",),
             f"{model.scheme} has no place for attention to an encoder; nearest: {'post' if last.ffn else 'pre'}",

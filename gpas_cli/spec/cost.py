@@ -1,11 +1,10 @@
-"""What a training costs, from the cell alone: FLOPs, the peak FLOP/s of known accelerators, and bytes of memory.
+"""What a training costs, from the cell alone: FLOPs and bytes of memory.
 
 FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal attention: N parameters in matrices,
 without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
 positions on average, or to more of the row if attention is not causal. The head reads only tokens with a target.
 Forward and backward passes count, recomputation does not. Only tokens that the network reads count, padding does not.
-Layers that an update skips do not count. Hyper-connections with n copies of the stream count n^2 + 2n products for each
-feature and sub-layer.
+Layers that an update skips do not count.
 
 Bytes count the tensors of an uncompiled training at the peak of an update, over all devices and on each GPU, without
 the allocator's losses.
@@ -32,8 +31,7 @@ from gpas_cli.spec.run import SHARDED, Resources
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "fp8", "pure_bf16")
-FLOAT8_SIDE = 16  # GPUs multiply matrices of float8 whose sides are multiples of it
+PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "pure_bf16")
 MOST_DROPPED = 0.99  # the highest rate of dropout
 MOST_SEED = 2**31 - 1
 
@@ -72,31 +70,6 @@ class CellParts(Scalars):
         raise NotImplementedError
 
 
-# CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without
-# tensor cores (NVIDIA's data sheets, without sparsity). The first match counts, so longer names come first.
-_PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
-    "B200": (2250.0, 1125.0, 80.0),
-    "GH200": (989.5, 494.7, 67.0),
-    "H200": (989.5, 494.7, 67.0),
-    "H100 PCIe": (756.0, 378.0, 51.0),
-    "H100 NVL": (835.5, 417.7, 60.0),
-    "H100": (989.5, 494.7, 67.0),
-    "H800": (989.5, 494.7, 67.0),
-    "H20": (148.0, 74.0, 44.0),
-    "A100": (312.0, 156.0, 19.5),
-    "A800": (312.0, 156.0, 19.5),
-    "L40S": (362.0, 183.0, 91.6),
-    "L40": (181.0, 90.5, 90.5),
-    "L4": (121.0, 60.0, 30.3),
-    "A40": (149.7, 74.8, 37.4),
-    "A10G": (70.0, 35.0, 35.0),
-    "A10": (125.0, 62.5, 31.2),
-    "RTX A6000": (154.8, 77.4, 38.7),
-    "RTX 4090": (165.2, 82.6, 82.6),
-    "RTX 3090": (71.0, 35.6, 35.6),
-}
-
-
 def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
     """Return the FLOPs of a training update with `layers` layers, per token that the network reads; by default the
     average of all updates."""
@@ -107,7 +80,7 @@ def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
         trained /= 2
     attention = 12 * trained * attended * size.hidden
     head = cell.objective.target_share() * size.vocab * size.hidden
-    return 6.0 * (head + trained * (_per_layer(cell) + _connections(cell.model))) + attention
+    return 6.0 * (head + trained * _per_layer(cell)) + attention
 
 
 def whole_flops_per_token(cell: CellParts) -> float:
@@ -135,12 +108,6 @@ def parameters(cell: CellParts) -> int:
     return tables * size.hidden + round(size.layers * _per_layer(cell))
 
 
-def _connections(model: Model) -> int:
-    """Return the number of products by which a layer reads, mixes and writes the copies of the stream."""
-    n = model.copies
-    return 2 * (n * n + 2 * n) * model.size.hidden if n > 1 else 0
-
-
 def _per_layer(cell: CellParts) -> float:
     """Return the number of parameters in the matrices of a layer, the mean of all."""
     size = cell.model.size
@@ -151,20 +118,6 @@ def _per_layer(cell: CellParts) -> float:
 def _attention_matrices(model: Model) -> int:
     """Return the number of matrices of attention; the layers of a decoder beside an encoder attend twice."""
     return 4 * (model.size.layers + (model.decoder_layers if model.family.encoder else 0))
-
-
-def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
-    """Return the peak FLOP/s of a device called `gpu` in a precision, None if unknown.
-
-    `tf32`: float32 products may use tensor cores. MIG slices and laptop chips are unknown: they are slower than the
-    device whose name they contain.
-    """
-    words = f" {gpu} ".replace("-", " ")
-    found = next((peaks for name, peaks in _PEAK_TFLOPS.items() if f" {name} " in words), None)
-    if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
-        return None
-    bf16, tensor, plain = found
-    return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
 
 
 _WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
@@ -250,7 +203,7 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False, d
     Of an encoder and a decoder a token goes through one, half of the tokens through each."""
     wide = _STREAM_BYTES[precision]
     layers = model.size.layers
-    saved = [wide * model.size.hidden * model.copies] * layers
+    saved = [wide * model.size.hidden] * layers
     if not recompute:
         saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
     # The inputs of the final norm, of the head and of the embedding's norms, and the embedding's mask.
@@ -282,17 +235,8 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     normed = 3 if parts[0].qkv_norm != "none" else 2 * (model.family.qk_norm != "none")
     products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
     products += (5 if wide == narrow else 7) * crossing
-    if model.copies > 1:  # each sub-layer saves all copies and what it adds to them
-        stream, products = stream + 2 * model.copies, products + 2
     hidden = wide * stream + narrow * products + len(parts) * dropout
-    # A product in float8 saves its own input, and silu(gate) is not recomputed for it.
-    kept = 4 if in_float8(precision, model.size.ffn) and model.family.ffn == "swiglu" else 2
-    return hidden * model.size.hidden + kept * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
-
-
-def in_float8(precision: str, *sides: int) -> bool:
-    """Return whether a matrix of a layer with these `sides` is multiplied in float8."""
-    return precision == "fp8" and not any(side % FLOAT8_SIDE for side in sides)
+    return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
 
 
 def _update_bytes(
@@ -305,9 +249,6 @@ def _update_bytes(
 
 def _copies(cell: CellParts) -> int:
     """Return the bytes of the copies of the layers' matrices that autocast makes."""
-    if cell.precision == "fp8":  # of those that are not multiplied in float8
-        shapes = [(shape, count) for role, shape, count in _matrices(cell.model) if role == MATRIX]
-        return sum(2 * count * math.prod(shape) for shape, count in shapes if not in_float8("fp8", *shape))
     return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision in _AUTOCAST else 0
 
 
@@ -330,12 +271,8 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner, gone = (5, narrow) if model.family.ffn == "swiglu" else (2, 3 * narrow - weight)
     computed = inner * narrow * model.size.ffn - gone * hidden
-    if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
-        computed = (narrow + 4) * model.size.ffn + weight * hidden
-    if model.copies > 1:  # a product with each of them, before they are summed
-        computed += model.copies * weight * hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden * model.copies
+        computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden
     backward = tokens * computed
     if recompute and strategy not in SHARDED:
         backward += _copies(cell) // model.size.layers

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.finetune import GLUE_TASKS
+from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.section import Input, Section, Tiny
 
 DIGEST_DIGITS = 12
 LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
@@ -27,6 +28,7 @@ _LOCAL_QUESTIONS = (2000, 300_000.0)
 EMBEDDED_QUESTIONS = 1200
 SQUAD = "squad"  # answered by encoders with a head for answers
 RECALL = "recall"  # the rest of names that occur in the lines before
+TINY_TASKS: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 4}  # of a shrunk cell
 MOST_EXAMPLES = 16  # solved examples that the prompts of a generated task can begin with
 _NO_NAME = tuple(" \t\n\"#'()*+,-./:;<=>[]{}|&^%~!@")  # characters that end a name in source code
 
@@ -164,8 +166,7 @@ def task_title(task: str) -> str:
     if task in AVERAGE_TITLES:
         return AVERAGE_TITLES[task]
     known = KNOWN_TASKS.get(base_name(task))
-    other = _LOCAL_TITLES | {name: title for one in GLUE_TASKS.values() for name, title in one.titles.items()}
-    title = known.title if known else other.get(base_name(task), base_name(task))
+    title = known.title if known else _LOCAL_TITLES.get(base_name(task), base_name(task))
     return f"{title} (local)" if known and is_local(task) else title
 
 
@@ -181,7 +182,7 @@ def averages(tasks: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {_AVERAGE: tuple(mine.values())} if mine else {}
 
 
-class LocalAmounts:
+class LocalAmounts(Section):
     """A section that names files of the user, which estimates of its cost count."""
 
     def amount_of(self, name: str) -> tuple[int, float] | None:
@@ -252,6 +253,21 @@ class Downstream(LocalAmounts):
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
         elif self.shots > MOST_EXAMPLES and written:
             yield Problem(("shots",), f"is more than the {MOST_EXAMPLES} solved examples of {', '.join(written)}")
+
+    def inputs(self) -> Iterator[Input]:
+        """Yield the tasks of the project's files: a job skips those that are missing."""
+        for task in filter(is_local, self.tasks):
+            yield Input(task, "gpas_cli.data.text_usage:absent_task", needed=False)
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """Return the tasks that report `metric`, and their averages."""
+        return columns(self.tasks, metric) if metric in BY_TASK else ()
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of embedded tasks. Answers that a network writes have scores of their own, which the grid's
+        table may show."""
+        written = [RECALL] if any(map(most_generated, self.tasks)) else []
+        return {**TINY_TASKS, "tasks": [*TINY_TASKS["tasks"], *written], "shots": 0}
 
 
 # The number of questions of a task with a choice of more tokens than the network is given; recorded if there are any.
@@ -444,6 +460,19 @@ class Texts(LocalAmounts):
                 yield Problem(
                     ("texts",), f"'{text_name(text)}' is the name of a text of the hub; choose another name for yours"
                 )
+
+    def inputs(self) -> Iterator[Input]:
+        """Yield the local texts: a job skips those that are missing."""
+        for path in filter(None, map(local_path, self.texts)):
+            yield Input(path, "gpas_cli.data.text_usage:absent_text", needed=False)
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """Return the names of the texts."""
+        return self.names if metric in BY_TEXT else ()
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of two documents of the tiny text."""
+        return {"texts": [f"sample={tiny.validation}"], "max_length": 0, "limit": 2}
 
 
 # The metrics of a cell's tables that are reported for each text.

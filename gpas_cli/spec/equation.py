@@ -39,11 +39,9 @@ def _sublayer(model: Model, layer: int, part: int, bottom: str) -> str:
         return f"G({text})" if not text.startswith("(") else f"G{text}"
 
     entry = gate("entry", "x")
-    inside = gate("in", _norm(wiring.in_norm, entry if model.copies == 1 else f"r {entry}"))
+    inside = gate("in", _norm(wiring.in_norm, entry))
     branch = gate("branch", _norm(wiring.branch_norm, f"f({inside})"))
     skip = gate("skip", entry)
-    if model.copies > 1:
-        branch, skip = f"w {branch}", f"M {skip}"
     total = gate("sum", f"{bottom}{_times(wiring.skip, 'a', skip)} + {_times(wiring.branch, 'b', branch)}")
     return gate("out", _norm(wiring.out_norm, total))
 
@@ -132,11 +130,7 @@ def description(model: Model) -> list[str]:
 
 
 def _rival_lines(model: Model) -> Iterator[str]:
-    """Yield what x is with several copies, and what attention averages where its values have norms or are those of
-    layer 1, too."""
-    if model.copies > 1:
-        yield f"x is {model.copies} copies of the stream, whose sum the head reads"
-        yield "r, w and M are learned, a vector each and a matrix per branch; r starts at one copy, w and M start at 1"
+    """Yield what attention averages where its values have norms or are those of layer 1, too."""
     reading = [layer for layer in range(2, model.size.layers + 1) if model.wiring(layer).first_value != 0]
     if model.wiring(model.size.layers).qkv_norm != "none":
         yield f"queries, keys and values are N(W x), {_over(model.wiring(model.size.layers).qkv_norm)}"

@@ -264,11 +264,6 @@ class Model:
         return any(self.wiring(layer).first_value != 0 for layer in range(2, self.size.layers + 1))
 
     @property
-    def copies(self) -> int:
-        """The number of copies of the stream."""
-        return self.wiring(1).copies
-
-    @property
     def joined_layers(self) -> str:
         """Why no layer can be removed from the network, "" if each can."""
         values = f"layers of norm: {self.scheme} read the values of layer 1, so none is removed alone"

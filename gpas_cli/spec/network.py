@@ -17,9 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import Problem, nearest
+from gpas_cli.errors import Problem
 from gpas_cli.files import parse_json
-from gpas_cli.spec.cost import MOST_SEED
 from gpas_cli.spec.parse import setting
 
 WEIGHTS = (".safetensors", ".bin")
@@ -33,8 +32,8 @@ _SHAPE_NAMES = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "hidden_dim"),
     "vocab": ("vocab_size",),
 }
-_SHAPE = ("layers", "hidden", "ffn", "heads", "vocab")
-MADE = ("gpt2", "llama", "qwen2", "mistral", "gpt_neox", "bert")  # architectures of transformers; bert is Post-LN
+# What earlier versions recorded of every network, and what it was of those in folders and on the hub.
+RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
 _LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
 
 
@@ -42,18 +41,13 @@ def _fault(pattern: re.Pattern[str], what: str) -> Any:
     return lambda text: "" if not text or pattern.fullmatch(text) else f"'{text}' is not {what}"
 
 
-def _made_fault(name: str) -> str:
-    return "" if name in ("", *MADE) else f"unknown architecture '{name}'; {nearest(name, MADE)}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """A network that was not trained here.
 
     hf, revision: a repository of the hub and the commit. path, sha256: a folder, relative to experiments.yaml, and the
-    digest of its files. made, seed, updates: a small network of this architecture that is made and trained when it is
-    first needed. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether the
-    code that comes with the network may run. layers, hidden, ffn, heads, vocab: its shape, by which plans estimate the
+    digest of its files. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether
+    the code that comes with the network may run. layers, hidden, ffn, vocab: its shape, by which plans estimate the
     cost; 0 is read from config.json. parameters, tied: their number, and whether the head is the table of embeddings;
     without them both are read from the weights.
     """
@@ -62,62 +56,44 @@ class Network:
     revision: str = setting("", check=_fault(_COMMIT, "a commit (40 hex digits): a branch or tag can change"))
     path: str = setting("")
     sha256: str = setting("", check=_fault(_DIGEST, "a digest (64 hex digits)"))
-    made: str = setting("", choices=MADE, check=_made_fault)
-    seed: int = setting(42, low=0, high=MOST_SEED)
-    updates: int = setting(600, low=0, high=1_000_000)
     dtype: str = setting("stored", choices=("stored", "fp32", "bf16"))
     trust_code: bool = setting(False)
     layers: int = setting(0, low=0, high=1024)
     hidden: int = setting(0, low=0, high=65_536)
     ffn: int = setting(0, low=0, high=262_144)
-    heads: int = setting(0, low=0, high=1024)
     vocab: int = setting(0, low=0, high=10_000_000)
     parameters: int = setting(0, low=0)
     tied: bool = setting(False)
 
     @property
     def source(self) -> str:
-        """The folder, the name on the hub or the architecture."""
-        return self.path or self.hf or self.made
+        """The folder, or the name on the hub."""
+        return self.path or self.hf
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the network as a whole."""
-        if sum(map(bool, (self.hf, self.path, self.made))) != 1:
-            yield Problem(
-                (), "needs one of hf (a name on the Hugging Face hub), path (a folder), made (an architecture)"
-            )
-        if self.made:
-            for name in _SHAPE:
-                if not getattr(self, name):
-                    yield Problem((name,), "is required: the shape of the network to make")
-            if self.heads and self.hidden % self.heads:
-                yield Problem(("heads",), f"does not divide hidden, {self.hidden}")
+        if bool(self.hf) == bool(self.path):
+            yield Problem((), "needs one of hf (a name on the Hugging Face hub) and path (a folder)")
         if self.hf and not self.revision:
             yield Problem(("revision",), "is required: the commit of the repository, 40 hex digits")
         for own, source in (("revision", self.hf), ("sha256", self.path)):
             if getattr(self, own) and not source:
                 yield Problem((own,), f"has no effect on {self.source}")
 
-    def identity(self) -> dict[str, str | int]:
+    def identity(self) -> dict[str, str]:
         """Return what identifies the network's numbers, for keys."""
-        if self.made:
-            return {name: getattr(self, name) for name in ("made", "seed", "updates", "dtype", *_SHAPE)}
         pin = {"hf": self.hf, "revision": self.revision} if self.hf else {"sha256": self.sha256}
         return {**pin, "dtype": self.dtype}
 
     @property
     def name(self) -> str:
         """Its name in events: what it is, and in which precision."""
-        if self.made:
-            return "made:" + "-".join(map(str, self.identity().values()))
         pin = f"{self.hf}@{self.revision[:12]}" if self.hf else f"sha256:{self.sha256[:16]}"
         return pin if self.dtype == "stored" else f"{pin} {self.dtype}"
 
     @property
     def precision(self) -> str | None:
         """The precision of its weights, None if that depends on how they are stored."""
-        if self.made and self.dtype == "stored":
-            return "fp32"
         return {"fp32": "fp32", "bf16": "pure_bf16"}.get(self.dtype)
 
     def folder(self, root: Path) -> Path:
@@ -142,9 +118,9 @@ class Network:
             matrices = (self.parameters - (2 - self.tied) * vocab * hidden) / layers
             ffn = min(max(1, round((matrices / hidden - 4 * hidden) / 3)), _LARGEST_FFN)
         shape = {"layers": layers, "hidden": hidden + hidden % 2, "ffn": ffn or 4 * hidden}
-        made = {"size": {**shape, "vocab": vocab, "heads": 1}, "family": {"like": "llama", "tied": self.tied}}
+        model = {"size": {**shape, "vocab": vocab, "heads": 1}, "family": {"like": "llama", "tied": self.tied}}
         optim = {"lr": 1.0, "warmup": 0, "steps": 1, "batch": 1}
-        return {**made, "optim": optim, "precision": self.precision or "pure_bf16"}
+        return {**model, "optim": optim, "precision": self.precision or "pure_bf16"}
 
 
 def shape_in(config: Mapping[str, Any]) -> dict[str, int]:

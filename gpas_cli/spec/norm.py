@@ -14,7 +14,6 @@ Every scheme is one instance of the residual formula (`gpas_cli.model.llama` com
     ReZero, SkipInit     y = G(x + b f(x)), b = 0        LayerScale      y = G(x + b * f(N(x))), b a vector
     Scaled branches      y = G(x + f(N(x)) / sqrt(2L))   Learned scalars y = G(a x + b f(N(x))), a = b = 1
     Value residual       as Pre, and attention averages u v + u1 v1 with v1 the values of layer 1
-    Hyper-connections    x is n copies of the stream: y = G(M x + w f(N(r x)))
     HybridNorm           attention, with norms of q, k and v: y = N(G(x) + f(x)), then FFN: y = G(x + f(x))
 
 To add a scheme, write a frozen dataclass with `wiring` and add it to SCHEMES, here or in a file of your own that
@@ -59,8 +58,7 @@ class Wiring:
     ungated, is added to the sum of its last sub-layer.
     value, first_value: the factors of what attention averages: the layer's own values, and those of layer 1, which are
     read unless the factor is 0. qkv_norm: queries, keys and values have norms, over each `head` or over the `width` of
-    all heads together; `none`: as the family says. `copies`: of the stream; with several, a sub-layer reads r x and
-    adds w f to M x, with learned r, w and M (hyper-connections). All layers have as many.
+    all heads together; `none`: as the family says.
     """
 
     in_norm: Norm | None = None
@@ -73,7 +71,6 @@ class Wiring:
     value: float | Factor = 1.0
     first_value: float | Factor = 0.0
     qkv_norm: str = "none"
-    copies: int = 1
     ffn: Wiring | None = None
 
     @property
@@ -308,20 +305,6 @@ class HybridNorm(Scheme):
         return Wiring(out_norm=Norm(), home="skip", qkv_norm=self.qkv_norm, ffn=Wiring())
 
 
-@dataclass(frozen=True, kw_only=True)
-class HyperConnections(Scheme):
-    """M x + w f(N(r x)) with several copies x of the stream, whose sum the head reads (Zhu et al. 2024). M and w start
-    at 1, and r at one copy, the next one in each sub-layer: at first the network is Pre-LN. These are the paper's
-    static connections, for which it has no weight decay; here `optim.weight_decay` decays all parameters alike."""
-
-    copies: int = setting(4, low=2, high=16)
-
-    title: ClassVar[str] = "hyper-connections"
-
-    def wiring(self, layer: int, depth: int) -> Wiring:
-        return Wiring(in_norm=Norm(), copies=self.copies)
-
-
 SCHEMES: dict[str, type[Scheme]] = {
     "pre": Pre,
     "post": Post,
@@ -338,5 +321,4 @@ SCHEMES: dict[str, type[Scheme]] = {
     "scaled-branches": ScaledBranches,
     "value-residual": ValueResidual,
     "hybridnorm": HybridNorm,
-    "hyper-connections": HyperConnections,
 }

@@ -91,9 +91,9 @@ class Parametrisation:
         if name.endswith("_proj.weight"):
             return AdamFactors(inner / m, branch / m, m)
         on_stream = (".alpha" in name and gate_slot not in ("in", "branch")) or "_out_norm." in name
-        if in_layer and (on_stream or "skip_factor" in name or "_hyper.mix" in name):
+        if in_layer and (on_stream or "skip_factor" in name):
             inner, branch = 1 / n, 1.0
-        return AdamFactors(inner, branch if shape == (1,) or "_hyper." in name else branch / m)
+        return AdamFactors(inner, branch if shape == (1,) else branch / m)
 
     def canonical(self, hidden: int, heads: int, layers: int) -> Parametrisation:
         """Return the canonical spelling: the standard parametrisation where every factor is 1."""

@@ -10,12 +10,13 @@ from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
-from gpas_cli.spec.cost import FLOAT8_SIDE, Scalars, in_float8
+from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
+from gpas_cli.spec.extensions import missing
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
-from gpas_cli.spec.network import Network
+from gpas_cli.spec.network import RETIRED, Network
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
@@ -53,14 +54,14 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     before = len(problems)
     network = None
     if values.get(NETWORK, "none") != "none":
-        network = _section(Network, NETWORK, values[NETWORK], catalogue.networks, problems)
+        network = _section(Network, NETWORK, _without_retired(values[NETWORK]), catalogue.networks, problems)
         if network is None:
             return None
         values = {**network.described(), **values}
     known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK)
-    for name in values:
-        if name not in known:
-            problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
+    for name, value in values.items():
+        if name not in known and value is not None:  # records name unset sections of stages that may be gone
+            problems.append(Problem((name,), missing(name) or f"unknown key '{name}'; {nearest(name, known)}"))
     objective = parse_objective(values.get("objective", CAUSAL.kind), problems)
     faults: list[Problem] = []
     data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, faults)
@@ -82,13 +83,17 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
         model=model, data=data, optim=optim, depth=own.depth, dropout=plain.dropout,
         precision=plain.precision, seed=plain.seed, objective=objective, network=network,
     )  # fmt: skip
-    cell = replace(cell, later=tuple(_in_cell(stage, cell, problems) for stage in later))
+    cell = replace(cell, later=tuple(_in_cell(stage, cell, catalogue, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
-    if cell.precision == "fp8" and not in_float8("fp8", model.size.hidden):
-        where = f"fp8 is for matrices whose sides are multiples of {FLOAT8_SIDE}, and hidden is {model.size.hidden}"
-        problems.append(Problem(("precision",), f"{where}; write bf16"))
     return cell if len(problems) == before else None
+
+
+def _without_retired(network: Any) -> Any:
+    """Return a recorded network without the settings that networks had when small ones were made at run time."""
+    if not isinstance(network, Mapping):
+        return network
+    return {name: value for name, value in network.items() if name not in RETIRED or value != RETIRED[name]}
 
 
 def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:
@@ -132,24 +137,21 @@ def _parse_later(
         own = _optional(kind.parameters, kind.name, values.get(kind.name), problems) if kind.parameters else None
         if own is not None:
             found.append(LaterStage(kind, own))
-            wrong = own.problems() if hasattr(own, "problems") else ()  # problems of several settings together
-            problems.extend(problem.under(kind.name) for problem in wrong)
+            problems.extend(problem.under(kind.name) for problem in own.problems())
     return tuple(found)
 
 
-def _in_cell(stage: LaterStage, cell: Cell, problems: list[Problem]) -> LaterStage:
+def _in_cell(stage: LaterStage, cell: Cell, catalogue: Catalogue, problems: list[Problem]) -> LaterStage:
     """Return the stage with the settings that it takes from the cell, after adding what contradicts the cell."""
     own = stage.parameters
     if stage.kind.causal and not cell.objective.causal:
         reason = cell.objective.needs_next_token(f"the stage {stage.kind.name}")
         problems.append(Problem((stage.kind.name,), f"{reason}; remove it"))
-    if cell.model.family.encoder and stage.kind.name != "translation":
-        problems.append(
-            Problem((stage.kind.name,), "is not for encoder-decoder, whose stage is translation; remove it")
-        )
-    found = own.problems_in(cell) if hasattr(own, "problems_in") else ()
-    problems.extend(problem.under(stage.kind.name) for problem in found)
-    return replace(stage, parameters=own.in_cell(cell)) if hasattr(own, "in_cell") else stage
+    if cell.model.family.encoder and not stage.kind.encoder_decoder:
+        valid = " or ".join(name for name, kind in catalogue.stage_kinds.items() if kind.encoder_decoder)
+        problems.append(Problem((stage.kind.name,), f"is not for encoder-decoder, whose stage is {valid}; remove it"))
+    problems.extend(problem.under(stage.kind.name) for problem in own.problems_in(cell))
+    return replace(stage, parameters=own.in_cell(cell))
 
 
 def _with_last_row(values: Mapping[str, Any], objective: Objective | None, data: Data | None) -> Mapping[str, Any]:

@@ -2,8 +2,8 @@
 
 A file defines `SCHEMES = {"name": Class}` like `gpas_cli.spec.norm`, `STAGE_KINDS = {"name": StageKind(...)}` like
 `gpas_cli.spec.stage`, or both. It may import installed packages, but not files beside it: its text is recorded with
-every attempt that needs it, and executed from that record. A package declares the same as entry points of the groups
-`gpas_cli.schemes` and `gpas_cli.stage_kinds`.
+every attempt that needs it, and executed from that record. A package declares the same in an extension
+(`gpas_cli.spec.extensions`).
 
 The key of a cell with a plugin scheme contains the wiring of each layer, not the scheme's text or name, so a changed
 comment keeps the key and a changed equation does not. The key of a plugin stage contains its name and its parameters: a
@@ -20,18 +20,16 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from gpas_cli.errors import GpasError, InvalidExperiments, Problem
-from gpas_cli.spec import parse
+from gpas_cli.errors import InvalidExperiments, Problem
+from gpas_cli.spec import extensions, parse
+from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
-from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE, TRAINING_PARTS, StageKind
-
-_SCHEME_GROUP = "gpas_cli.schemes"
-_STAGE_KIND_GROUP = "gpas_cli.stage_kinds"
+from gpas_cli.spec.section import Section
+from gpas_cli.spec.stage import TOKENISE, TRAINING_PARTS, StageKind
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def known_schemes() -> dict[str, type[Scheme]]:
 
 def known_stage_kinds() -> dict[str, StageKind]:
     """Return the stage kinds of this and of installed packages. Raises GpasError if an installed one is unusable."""
-    return {**STAGE_KINDS, **installed().stage_kinds}
+    return {**stage_kinds(), **installed().stage_kinds}
 
 
 @cache
@@ -67,45 +65,16 @@ def plugin_of(name: str, source: str) -> Plugin:
     return Plugin(_with_origin(schemes, origin), _kinds_with_origin(kinds, origin))
 
 
-def entry_points(group: str) -> metadata.EntryPoints:
-    """Return those of a group in all installed packages."""
-    found: metadata.EntryPoints = _every_entry_point().select(group=group)
-    return found
-
-
-@cache
-def _every_entry_point() -> Any:
-    return metadata.entry_points()  # each call reads the files of every installed package
-
-
 @cache
 def installed() -> Plugin:
-    """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
+    """Return what the extensions of installed packages declare. Raises GpasError if some of it is unusable."""
     schemes: dict[str, type[Scheme]] = {}
-    for point, package in _points(entry_points(_SCHEME_GROUP), "scheme"):
-        schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
     kinds: dict[str, StageKind] = {}
-    for point, package in _points(entry_points(_STAGE_KIND_GROUP), "stage kind"):
-        kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
+    for package, one in extensions.installed().items():
+        origin = PluginOrigin(package)
+        schemes |= _with_origin(one.schemes, origin)
+        kinds |= _kinds_with_origin({kind.name: kind for kind in one.stages}, origin)
     return Plugin(schemes, kinds)
-
-
-def _points(found: metadata.EntryPoints, what: str) -> Iterator[tuple[metadata.EntryPoint, str]]:
-    """Yield each entry point with its package. Raises GpasError if two packages use the same name."""
-    seen: set[str] = set()
-    for point in found:
-        package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        if point.name in seen:
-            raise GpasError(f"two installed packages define a {what} '{point.name}'; the second is {package}")
-        seen.add(point.name)
-        yield point, package
-
-
-def _loaded(point: metadata.EntryPoint, package: str, what: str) -> Any:
-    try:
-        return point.load()
-    except Exception as error:
-        raise GpasError(f"the {what} '{point.name}' of {package} cannot be loaded: {_described(error)}") from error
 
 
 def _run(name: str, source: str) -> ModuleType:
@@ -154,11 +123,22 @@ def _kinds_with_origin(declared: Mapping[Any, Any], origin: PluginOrigin) -> dic
     faults = [f"stage {name!r} {fault}" for name, kind in declared.items() for fault in _kind_faults(name, kind)]
     if faults:
         raise _unusable(origin.name, faults)
-    return {name: dataclasses.replace(kind, origin=origin) for name, kind in declared.items()}
+    return {
+        name: dataclasses.replace(kind, parameters=_as_section(kind.parameters), origin=origin)
+        for name, kind in declared.items()
+    }
+
+
+def _as_section(cls: type) -> type:
+    """Return the class with the methods of Section, with its own where it has them."""
+    if issubclass(cls, Section):
+        return cls
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return dataclass(frozen=True, kw_only=True)(type(cls.__name__, (cls, Section), named))
 
 
 def _kind_faults(name: Any, kind: Any) -> Iterator[str]:
-    yield from _name_faults(name, (*STAGE_KINDS, TOKENISE, *(own.name for own in fields(Model)), *TRAINING_PARTS))
+    yield from _name_faults(name, (*stage_kinds(), TOKENISE, *(own.name for own in fields(Model)), *TRAINING_PARTS))
     if not isinstance(kind, StageKind):
         yield "is not a gpas_cli.spec.stage.StageKind"
         return
@@ -171,10 +151,7 @@ def _kind_faults(name: Any, kind: Any) -> Iterator[str]:
     else:
         assert kind.parameters is not None
         yield from _field_faults(kind.parameters)
-    yield from (f"has the metric '{m.name}', which gpas_cli has" for m in kind.metrics if m.name in _METRICS)
-
-
-_METRICS = frozenset(metric.name for kind in STAGE_KINDS.values() for metric in kind.metrics)
+    yield from (f"has the metric '{m.name}', which gpas_cli has" for m in kind.metrics if m.name in metrics())
 
 
 def _name_faults(name: Any, taken: Iterable[str]) -> Iterator[str]:

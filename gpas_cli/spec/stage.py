@@ -6,13 +6,14 @@ that runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
 from gpas_cli.spec.downstream import (
+    TINY_TASKS,
     Downstream,
     LocalAmounts,
     Texts,
@@ -22,10 +23,11 @@ from gpas_cli.spec.downstream import (
     text_problem,
     text_tokens,
 )
-from gpas_cli.spec.finetune import Finetune, Glue, finetuning_tokens, glue_tokens
+from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.section import Section, Tiny
 from gpas_cli.spec.translation import BLEU, Translation, translation_tokens
 from gpas_cli.words import fixed
 
@@ -38,12 +40,7 @@ TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the 
 SUBLAYERS = ("attention", "feed_forward")  # of a layer, in order
 # Of the outputs of sub-layers, in standard deviations: bins from -BINS_END to BINS_END, and one more on either side.
 BINS, BINS_END = 80, 5.0
-# Columns of a table that are not an axis of its grid: one for each task, text or number of bits of a later stage, or
-# each corpus.
-MEASURED_COLUMNS = ("task", "text", "corpus", "bits")
 CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
-BY_BITS = ("quantised_perplexity", "quantised_rise")  # the metrics that are reported for each number of bits
-UNQUANTISED = "unquantised"  # the task of a score with the weights as they are
 CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.figures.convergence` derives from curves
 EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it. A kind of stage in older records
 
@@ -67,6 +64,8 @@ class Metric:
     kind: str = ""
     by_task: bool = False
     main: bool = False
+    parts: Callable[[str, Mapping[str, float]], Sequence[tuple[str, str]]] | None = None
+    """For a metric that is a mean of scores: (label, metrics of the stage) -> the task and the metric of each score."""
 
     @property
     def words(self) -> str:
@@ -121,11 +120,19 @@ class StageKind:
     parameters: type | None = None
     trains: bool = False
     causal: bool = False
+    encoder_decoder: bool = False
+    """Whether it is for encoder-decoder networks, which have no other stages, and only for them."""
     of_networks: bool = False
+    columns: str = ""
+    """The name of the columns of a table that has one for each task, text or other thing that it measures."""
+    before: str = ""
+    """The kind before which it runs, for those of extensions; "" after the engine's."""
     cost: _Cost
     runner: str | Callable[..., Any]
     metrics: tuple[Metric, ...] = ()
     title: str = ""
+    titles: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What tables call the columns of its metrics, where that differs from the name."""
     origin: PluginOrigin | None = None
 
     def __post_init__(self) -> None:
@@ -188,6 +195,15 @@ class _Importance(LocalAmounts):
             if measure_of(task) not in ("acc", "f1"):
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
 
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of less text, and of embedded tasks."""
+        return {**_less_text(cell, tiny), **(TINY_TASKS if self.tasks else {})}
+
+
+def _less_text(cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+    of_network = {"text": tiny.validation, "max_length": 4 * tiny.row} if cell.is_external else {}
+    return {"eval_tokens": tiny.eval_tokens, **of_network}
+
 
 def _text_problems(text: str, cell: CellParts) -> Iterator[Problem]:
     """Yield a problem if a network that was not trained here has no text, or another one has one."""
@@ -198,37 +214,7 @@ def _text_problems(text: str, cell: CellParts) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantised:
-    """The validation perplexity over `eval_tokens` tokens with the matrices of attention and feed-forward networks
-    rounded to integers of `bits` bits each, symmetric, with one scale for each output channel. Embeddings, head, norms,
-    biases and gates are not rounded.
-    """
-
-    bits: tuple[int, ...] = setting((8, 4), low=2, high=8)
-    eval_tokens: int = setting(20_000, low=1)
-
-    @staticmethod
-    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` with the most bits first: the order in which they are written does not count."""
-        bits = values.get("bits")
-        ordered = isinstance(bits, list) and all(isinstance(one, int | float) for one in bits)
-        return {**values, "bits": sorted(bits, reverse=True)} if ordered and bits else values
-
-    def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the section as a whole."""
-        if not self.bits:
-            yield Problem(("bits",), "is empty; give at least one number of bits, such as [8, 4]")
-        for one in sorted({one for one in self.bits if self.bits.count(one) > 1}):
-            yield Problem(("bits",), f"names {one} more than once")
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The measurements by name, as scores and columns have it, with their number of bits: 0 without rounding."""
-        return {UNQUANTISED: 0, **{f"int{bits}": bits for bits in self.bits}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _LayerStatistics:
+class _LayerStatistics(Section):
     """Statistics of the layers of the trained network, and of the outputs of sub-layers also at the beginning of the
     training, over `eval_tokens` tokens of validation text.
 
@@ -244,6 +230,10 @@ class _LayerStatistics:
         yield from _text_problems(self.text, cell)
         if not cell.is_external and self.max_length != _LayerStatistics().max_length:
             yield Problem(("max_length",), "has no effect: the rows are those of the cell's text")
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of less text."""
+        return _less_text(cell, tiny)
 
 
 def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
@@ -269,18 +259,13 @@ def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float
     return tokens * (1 + each) / EVALUATED_PER_TRAINED
 
 
-def _quantised_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of one evaluation for each number of bits, and one without rounding."""
-    section: Quantised = cell.parameters("quantised")
-    return section.eval_tokens * len(section.widths) / EVALUATED_PER_TRAINED
-
-
 # In the order in which a cell's stages are run, trainings first.
 STAGE_KINDS: dict[str, StageKind] = {
     kind.name: kind
     for kind in (
         StageKind(
             name=PRETRAIN,
+            columns="corpus",
             title="its training {cell}",
             trains=True,
             cost=_pretraining_tokens,
@@ -332,19 +317,8 @@ STAGE_KINDS: dict[str, StageKind] = {
             ),
         ),
         StageKind(
-            name="glue",
-            parameters=Glue,
-            title="its finetuning of {cell} on tasks",
-            cost=glue_tokens,
-            runner="gpas_cli.worker.stages.training:run_glue",
-            metrics=(
-                _percent("glue_accuracy", "accuracy after finetuning on each task", kind="accuracy"),
-                Metric("glue_lr", "learning rate with the best accuracy", better="", digits=6, by_task=True),
-                Metric("glue_seconds", "finetuning time on all tasks", digits=0, unit="s"),
-            ),
-        ),
-        StageKind(
             name="downstream",
+            columns="task",
             parameters=Downstream,
             of_networks=True,
             cost=lambda cell, *_: (
@@ -362,6 +336,7 @@ STAGE_KINDS: dict[str, StageKind] = {
         ),
         StageKind(
             name="texts",
+            columns="text",
             parameters=Texts,
             causal=True,
             of_networks=True,
@@ -403,19 +378,11 @@ STAGE_KINDS: dict[str, StageKind] = {
             ),
         ),
         StageKind(
-            name="quantised",
-            parameters=Quantised,
-            cost=_quantised_tokens,
-            runner="gpas_cli.worker.stages.scoring:run_quantised",
-            metrics=(
-                Metric("quantised_perplexity", "validation perplexity with rounded weights", by_task=True),
-                Metric("quantised_rise", "rise by rounding the weights", digits=4, unit="nats/token", by_task=True),
-            ),
-        ),
-        StageKind(
             name="translation",
+            columns="task",
             title="its translations by {cell}",
             parameters=Translation,
+            encoder_decoder=True,
             cost=lambda cell, *_: translation_tokens(cell.parameters("translation"), cell) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_translation",
             metrics=(Metric(BLEU, "BLEU", better="higher", by_task=True),),
@@ -442,19 +409,6 @@ STAGE_KINDS: dict[str, StageKind] = {
         ),
     )
 }
-
-
-def main_result(metrics: Mapping[str, float]) -> tuple[Metric, float] | None:
-    """Return the number that stands for the result of a stage: a main metric of its kind, and its value.
-
-    For a metric by task it is the last value: an average, if there is one. None if no main metric is reported.
-    """
-    for kind in STAGE_KINDS.values():
-        for main in (kind.metrics[0], *(metric for metric in kind.metrics if metric.main)):
-            values = [value for name, value in metrics.items() if name.partition("/")[0] == main.name]
-            if values:
-                return main, float(values[-1])
-    return None
 
 
 def called(outcome: str, metrics: Mapping[str, Any]) -> str:

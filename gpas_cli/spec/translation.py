@@ -15,6 +15,7 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.downstream import text_name
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.section import Input, Section, Tiny
 
 LANGUAGES = "languages"  # the invented pair of languages: a source of text, and its test set
 BLEU = "bleu"  # the metric that is reported for each test set
@@ -58,7 +59,7 @@ def _test_problem(test: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation:
+class Translation(Section):
     """BLEU (SacreBLEU: 13a tokens, mixed case, exponential smoothing) of the translations of `tests`.
 
     tests: newstest2010 to newstest2016, `languages` for the invented pair, or local files, PATH.{SOURCE,TARGET} or
@@ -102,10 +103,24 @@ class Translation:
         same = self.penalties[0] if len(set(self.penalties)) == 1 else self.length_penalty
         return replace(self, average_every=every, length_penalty=same)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The test sets and, if there are several, their average."""
+    def keeps(self, updates: int) -> tuple[int, ...]:
+        """Return the updates whose weights are averaged."""
+        return self.averaged(updates)
+
+    def inputs(self) -> Iterator[Input]:
+        """Yield the test sets."""
+        yield Input(Translation(tests=self.tests), "gpas_cli.data.pairs:unreadable_reason")
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """Return the test sets and, if there are several, their average."""
+        if metric not in BY_TEST:
+            return ()
         return (*self.names, _AVERAGE) if len(self.tests) > 1 else self.names
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of a few sentences of the invented languages."""
+        few = {"tests": [LANGUAGES], "limit": 4, "longer": 4, "length_penalty": self.penalties[0]}
+        return {**few, "average": min(self.average, 2), "average_every": 0}
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """Return BLEU by test set, and the average once all have one."""

@@ -66,8 +66,7 @@ def _progress(lines: Sequence[Line]) -> Progress | None:
         return _scoring(scoring)
     if not steps:
         return Progress(phase=phases[-1], saved=checkpoint_step(lines)) if phases else None
-    last = steps[-1][1]
-    phase = phases[-1] if phases else "training"
+    last, phase = steps[-1][1], phases[-1] if phases else "training"
     shares = [(t, step.step / step.steps if step.steps else None) for t, step in steps]
     return Progress(
         phase=phase,
@@ -135,6 +134,7 @@ def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
 
 OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
 RESULTS = ("done", "diverged")
+RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
 ALIVE = ("queued", "running")
 # Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

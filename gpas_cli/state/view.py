@@ -1,36 +1,31 @@
 """The reports of submitters and schedulers about claims, and the description of a claimed stage.
 
-Schedulers are `local`, `slurm`, and what installed packages add as an entry point of the group
-`gpas_cli.schedulers`; docs/how-to/scheduler.md shows how. Each is queried once per scan of the run directories.
+Schedulers are `local`, `slurm`, and those of extensions of installed packages; docs/how-to/scheduler.md shows how. Each
+is queried once per scan of the run directories.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
+from gpas_cli.spec.extensions import installed, stage_kinds
+from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state import locks
 from gpas_cli.state.claims import LOCAL, SILENCE_SECONDS, SLURM, Claim, folder, is_of_this_host, read_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
 from gpas_cli.store.rundir import attempts, read_json
 
-_GROUP = "gpas_cli.schedulers"
-# References rather than entry points: a job runs a copy of the code that is not an installed distribution.
-BUILT_IN = {
-    name: EntryPoint(name, value, _GROUP)
-    for name, value in {
-        LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
-        SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
-    }.items()
+_BUILT_IN = {
+    LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
+    SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
 }
 
 
@@ -45,19 +40,19 @@ def scheduler_class(name: str) -> Any:
     Raises GpasError if there is no such scheduler or if it cannot be imported.
     """
     # The installed distributions are searched only for other names, because that takes many milliseconds.
-    known = BUILT_IN if name in BUILT_IN else _known()
+    known = _BUILT_IN if name in _BUILT_IN else _known()
     if name not in known:
         raise GpasError(f"unknown scheduler '{name}'; {nearest(name, known)}")
     try:
-        return known[name].load()
+        return pkgutil.resolve_name(known[name])
     except Exception as error:
         raise GpasError(f"the scheduler '{name}' cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-@cache
-def _known() -> dict[str, EntryPoint]:
+def _known() -> dict[str, str]:
     # Those that are built in are listed first, and no other one of their name replaces them.
-    return BUILT_IN | {point.name: point for point in entry_points(group=_GROUP)} | BUILT_IN
+    others = (one.schedulers for one in installed().values())
+    return _BUILT_IN | {name: place for found in others for name, place in found.items()} | _BUILT_IN
 
 
 class ClaimScheduler:
@@ -178,7 +173,7 @@ def stage_title(facts: dict[str, Any], key: str) -> str:
     kind = str(facts.get("stage", "stage"))
     if kind == TOKENISE:
         return f"tokenising {facts.get('name', 'its text')}"
-    known = STAGE_KINDS.get(kind)
+    known = stage_kinds().get(kind)
     title = known.title if known else str(facts.get("title") or "")
     cell = f"{facts['grid']}/{facts['name']}" if "name" in facts else key
     return (title or f"its {kind} of {{cell}}").replace("{cell}", cell)

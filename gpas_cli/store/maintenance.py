@@ -22,7 +22,7 @@ from gpas_cli.files import open_descriptor
 from gpas_cli.store import journal, owner, rundir, session
 from gpas_cli.store.attempt_rows import STRETCH_BYTES, Unreadable, store_attempt, tail_of
 from gpas_cli.store.ingest import Ingested, counted
-from gpas_cli.store.peek import HEAD, LOG_SUFFIXES
+from gpas_cli.store.peek import BASELINE, HEAD, LOG_SUFFIXES
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
 
@@ -141,13 +141,13 @@ def upgrade(url: str) -> Path | None:
     """Upgrade the schema to this version. Returns the backup, None if none was needed.
 
     An SQLite database is copied first. On a server, no backup is made, but the migration is one transaction. Raises
-    StoreError for a newer schema and for whatever `connect` refuses.
+    StoreError for a newer schema, one from before BASELINE and whatever `connect` refuses.
     """
     engine = session.open_engine(url)
     try:
         with engine.connect() as connection:
             version = session.version_of(connection)
-        if version is not None and version > HEAD:
+        if version is not None and not BASELINE <= version <= HEAD:
             session.refuse_other_version(engine, version)
         if version == HEAD:
             return None

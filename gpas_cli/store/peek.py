@@ -20,6 +20,7 @@ from gpas_cli.store.rundir import JOURNAL, attempt_names, read_record, stage_dir
 from gpas_cli.words import count
 
 HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
+BASELINE = "0003"  # the first script there
 VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
 PROJECT_FILE = ".project.json"  # in the run directories, see `store.owner`
 LOG_SUFFIXES = ("-wal", "-shm")  # of the files that SQLite keeps beside a database

@@ -27,7 +27,7 @@ from gpas_cli import file_systems
 from gpas_cli.errors import StoreError
 from gpas_cli.project import packaged
 from gpas_cli.store import driver_errors
-from gpas_cli.store.peek import HEAD, LOG_SUFFIXES, VERSION_TABLE, may_write, open_to_read
+from gpas_cli.store.peek import BASELINE, HEAD, LOG_SUFFIXES, VERSION_TABLE, may_write, open_to_read
 from gpas_cli.store.schema import Base
 
 if TYPE_CHECKING:
@@ -163,6 +163,10 @@ def refuse_other_version(engine: Engine, version: str) -> None:
     if version > HEAD:
         what = f"its schema is version {version}, newer than this program's ({HEAD})"
         raise StoreError(f"{where}: {what}; update gpas, or name another database with GPAS_DB")
+    if version < BASELINE:
+        what = f"its schema is version {version}, from before {BASELINE}, the oldest that can be upgraded"
+        on_server = "" if engine.dialect.name == "sqlite" else "; on a server first name an empty database with GPAS_DB"
+        raise StoreError(f"{where}: {what}; `gpas db rebuild` makes it anew from the run directories{on_server}")
     if version < HEAD:
         how = "it makes a backup first" if engine.dialect.name == "sqlite" else "make a backup with pg_dump first"
         what = f"its schema is version {version}, this program needs {HEAD}"

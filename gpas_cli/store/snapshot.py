@@ -1,6 +1,10 @@
 """An immutable copy of the package for jobs to run: later edits do not reach queued jobs.
 
 runs/.code/<hash>/gpas_cli/...   the hash of every file's path and content: the recorded code version
+runs/.code/<hash>/NAME/...       the extensions of other packages that the jobs use
+
+A version has the engine and the extensions that a job uses, so that a change in another extension, or in a paper, makes
+no other version.
 
 Jobs execute what is there, so it is compared with the running package, file by file, before each use, and no other user
 may be able to change it afterwards (`gpas_cli.trust`). An empty file `__pycache__` in each folder keeps Python from
@@ -12,7 +16,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,7 @@ import gpas_cli
 from gpas_cli.errors import GpasError
 from gpas_cli.files import digest_of
 from gpas_cli.project import packaged
+from gpas_cli.spec.extensions import IN_WHEEL, folder_of
 from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"
@@ -38,13 +43,17 @@ class Snapshot:
     git: Mapping[str, str | bool]
 
 
-def snapshot(runs: Path, package: Path | None = None, project: Path | None = None) -> Snapshot:
-    """Copy the running package into `runs`, once for each content. `project` is the folder of experiments.yaml.
+def snapshot(
+    runs: Path, package: Path | None = None, project: Path | None = None, uses: Collection[str] = ()
+) -> Snapshot:
+    """Copy the running package into `runs`, with the extensions `uses`, once for each content.
+
+    `project` is the folder of experiments.yaml.
 
     Raises GpasError if the copy exists and has been changed, or if another user can change it.
     """
     package = package or Path(gpas_cli.__file__).parent
-    files = _read_files(package)
+    files = _read_files(package, uses)
     code = digest_of(files)
     target = snapshot_path(runs, code)
     if not os.path.lexists(target):
@@ -61,8 +70,12 @@ def snapshot_path(runs: Path, code: str) -> Path:
 
 def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
     """Return the files of the copy with the version `code` by relative path, None if there is no such copy."""
-    package = snapshot_path(runs, code) / PACKAGE
-    return _read_files(package) if code and package.is_dir() else None
+    root = snapshot_path(runs, code)
+    if not code or not (root / PACKAGE).is_dir():
+        return None
+    found = _read_files(root / PACKAGE, IN_WHEEL)
+    others = (path for path in root.iterdir() if path.name not in (PACKAGE, _BYTE_CODE))
+    return found | {name: content for path in others for name, content in _beside(path).items()}
 
 
 def copy_snapshot(source: Path, runs: Path, code: str) -> None:
@@ -72,16 +85,26 @@ def copy_snapshot(source: Path, runs: Path, code: str) -> None:
         _create(snapshot_path(runs, code), files)
 
 
-def current_code(package: Path | None = None) -> str:
-    """Return the name of the running package's content, as `snapshot` would give it. Copies nothing."""
-    return digest_of(_read_files(package or Path(gpas_cli.__file__).parent))
+def current_code(uses: Collection[str] = ()) -> str:
+    """Return the version of the running package with the extensions `uses`, as `snapshot` gives it. Copies nothing."""
+    return digest_of(_read_files(Path(gpas_cli.__file__).parent, uses))
 
 
-def _read_files(package: Path) -> dict[str, bytes]:
-    """Return the content of every file of a package by relative path, without byte code and the packs of papers."""
+def _read_files(package: Path, uses: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the content of every file of the engine and of these extensions by path relative to the package, without
+    byte code and the packs of papers."""
     roots = {"": package} | {f"packaged/{name}/": _packaged_in(package, name) for name in _TRAVELLING}
     paths = {prefix + name: path for prefix, root in roots.items() for name, path in _walk(root)}
-    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(f"{_DATA}/")}
+    left_out = (f"{_DATA}/", *(f"extensions/{name}/" for name in IN_WHEEL if name not in uses))
+    found = {name: path.read_bytes() for name, path in paths.items() if not name.startswith(left_out)}
+    others = (folder_of(name) for name in uses if name not in IN_WHEEL)
+    return found | {name: content for place in others for name, content in _beside(place).items()}
+
+
+def _beside(place: Path) -> dict[str, bytes]:
+    """Return the content of a package or a module by path relative to this package, beside which it lies in a copy."""
+    paths = [place] if place.is_file() else [path for _, path in _walk(place)]
+    return {f"../{path.relative_to(place.parent).as_posix()}": path.read_bytes() for path in paths}
 
 
 def git_facts(package: Path) -> dict[str, str | bool]:
@@ -110,7 +133,9 @@ def _walk(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _layout(files: Mapping[str, bytes]) -> dict[Path, bytes | None]:
     """Return the content of every file of a copy by relative path, None for a folder. Folders come first."""
-    layout: dict[Path, bytes | None] = {Path(PACKAGE, name): content for name, content in files.items()}
+    layout: dict[Path, bytes | None] = {
+        Path(os.path.normpath(Path(PACKAGE, name))): content for name, content in files.items()
+    }
     for folder in {folder for path in layout for folder in path.parents}:
         layout |= {folder: None, folder / _BYTE_CODE: b""}
     return dict(sorted(layout.items()))

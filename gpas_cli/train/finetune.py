@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.data.instructions import InstructionRows, Instructions, held_out_batches, prepare_instructions
 from gpas_cli.data.loader import MadeBatches, RowOrder, validation_batches
@@ -14,7 +15,7 @@ from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.finetune import Finetune, Glue
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
@@ -78,18 +79,14 @@ def finetune(
 def recipe_of(cell: Cell, rows: int) -> Cell:
     """Return the cell with the recipe, the rows, dropout, precision and seed of its finetuning on `rows` rows."""
     spec: Finetune = cell.parameters(_KIND)
-    return with_recipe(cell, spec, spec.optim(spec.steps(rows)), spec.layout)
+    own = {"dropout": spec.dropout, "precision": spec.precision, "seed": spec.seed}
+    return with_recipe(cell, spec.optim(spec.steps(rows)), spec.layout, spec.length, **own)
 
 
-def with_recipe(cell: Cell, spec: Finetune | Glue, optim: Optim, layout: str) -> Cell:
-    """Return the cell with a recipe, and with the rows, dropout, precision and seed of `spec`."""
-    assert spec.precision is not None
-    assert spec.seed is not None
-    data = replace(cell.data, length=spec.length, layout=layout, documents="joined")
-    return replace(
-        cell, data=data, optim=optim, depth=Depth(), dropout=spec.dropout, precision=spec.precision, seed=spec.seed,
-        later=(),
-    )  # fmt: skip
+def with_recipe(cell: Cell, optim: Optim, layout: str, length: int, **own: Any) -> Cell:
+    """Return the cell with a recipe, with such rows, and with its `own` dropout, precision and seed."""
+    data = replace(cell.data, length=length, layout=layout, documents="joined")
+    return replace(cell, data=data, optim=optim, depth=Depth(), later=(), **own)
 
 
 def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:

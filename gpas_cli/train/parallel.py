@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
-from gpas_cli.model.layers import DyT, HyperConnection, LayerNorm, RMSNorm
+from gpas_cli.model.layers import DyT, LayerNorm, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import predicted
@@ -243,7 +243,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
             yield bucket
 
 
-_NORMS = (RMSNorm, LayerNorm, DyT, HyperConnection)
+_NORMS = (RMSNorm, LayerNorm, DyT)
 
 
 @dataclass(frozen=True)

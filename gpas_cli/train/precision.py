@@ -7,13 +7,12 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from gpas_cli.errors import first_line
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.cost import in_float8
 from gpas_cli.spec.model import Size
 
 # The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
@@ -31,8 +30,7 @@ _WIDE = 512  # features; narrower networks spend more time in attention
 @dataclass(frozen=True)
 class Precision:
     """`fp32`; `bf16` and `fp16`: autocast, with weights and optimizer state in float32; `bf16_stream`: `bf16` with the
-    residual stream in bfloat16, too; `fp8`: `bf16` with the products of the layers in float8; `pure_bf16`: everything
-    in bfloat16, the loss included, as in the reference.
+    residual stream in bfloat16, too; `pure_bf16`: everything in bfloat16, the loss included, as in the reference.
 
     Under `fp16` the loss of a training is scaled (`LossScale`), because float16 has nothing between 0 and 6e-8. The
     gradients of the logits need no scale: they are rounded to float16 before they are divided by the number of targets.
@@ -49,26 +47,12 @@ class Precision:
     @property
     def autocast(self) -> torch.dtype | None:
         """The dtype of autocast, None without it."""
-        half = {"bf16": torch.bfloat16, "bf16_stream": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+        half = {"bf16": torch.bfloat16, "bf16_stream": torch.bfloat16, "fp16": torch.float16}
         return half.get(self.name)
 
     def apply(self, network: Llama) -> None:
-        """Let `network` round its stream and multiply matrices as the precision does; its parameters stay the same.
-
-        Under `fp8` inputs and weights have a scale for each row, and the gradients of the weights are computed in
-        bfloat16, so that what a row of a batch gives does not depend on the others (torchao: "rowwise_with_gw_hp").
-        Devices without such products compute them in float32, from the same rounded numbers.
-        """
+        """Let `network` round its stream as the precision does; its parameters stay the same."""
         network.round_stream(torch.bfloat16 if self.name == "bf16_stream" else None)
-        if self.name == "fp8":
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # which takes seconds
-
-            emulate = not multiplies_float8(self.device)
-            config = replace(Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp"), emulate=emulate)
-            convert_to_float8_training(network, config=config, module_filter_fn=_in_float8)
-            for name, part in network.named_modules():
-                if _in_float8(part, name):  # torchao does it for GPUs alone
-                    part.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
 
     def compute(self) -> AbstractContextManager[object]:
         """Return the context manager of forward passes."""
@@ -77,15 +61,6 @@ class Precision:
     def matmul(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which matrices are multiplied with activations of `dtype`."""
         return self.autocast or dtype
-
-
-def multiplies_float8(device: torch.device) -> bool:
-    """Return whether `device` is a GPU that multiplies float8 with a scale for each row."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _in_float8(module: torch.nn.Module, name: str) -> bool:
-    return ".layers." in name and isinstance(module, torch.nn.Linear) and in_float8("fp8", *module.weight.shape)
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,14 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     text = (project / "here/experiments.yaml").read_text()
     text = text.replace("- pre\n      - deepnorm", "- prre\n      - deepnorm").replace("std: 0.08", "std: -1")
     broken.write_text(text.replace("table4_position", "table9").replace("value: mean_", "value: mea_"))
-    done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes", expect=2)
+    done = gpas(project, "-c", "broken.yaml", "plan", expect=2)
     checked = gpas(project, "-c", "broken.yaml", "doctor", expect=None)
     broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position", "table9"))
     gpas(project, "-c", "broken.yaml", "plan", expect=2)
     gpas(project, "-c", "broken.yaml", "status")  # it reads no table
+    assert (
+        "table9" not in gpas(project, "-c", "broken.yaml", "run", "grid", "--dry-run", expect=None).err
+    )  # nor does it
     broken.unlink()
     assert "unknown metric 'mea_importance'" in " ".join(checked.out.split())
     lines = done.err.strip().splitlines()

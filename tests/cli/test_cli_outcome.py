@@ -5,7 +5,7 @@ import json
 import pytest
 from face import Face
 
-from gpas_cli.cli.commands import run
+from gpas_cli.cli import running
 from gpas_cli.errors import Exit
 
 ONE = ("--where", "norm=pre", "--where", "gate=none", "--executor", "local")
@@ -33,7 +33,7 @@ def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch
     [("echo no such host >&2; exit 7", "the command exited with code 7: no such host"), ("sleep 60", "timed out")],
 )
 def test_a_failing_command_only_warns(face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str) -> None:
-    monkeypatch.setattr(run, "_NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
+    monkeypatch.setattr(running, "_NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
     said = face("run", "small", *ONE, "--notify", command)
     assert f"warning: --notify: {warning}" in said.out or warning in said.out
     assert "2 done" in said.out
@@ -47,7 +47,7 @@ def test_text_from_files_is_never_passed_to_a_shell(face: Face) -> None:
     assert hostile in (face.folder / "document.json").read_text()
     cell = {"grid": hostile, "state": "done"}
     document = {"counts": {"done": 1}, "cells": [cell]}
-    run.run_notify(command, document, run.one_line(document))
+    running.run_notify(command, document, running.one_line(document))
     assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
     assert not (face.folder / "broken").exists()
 

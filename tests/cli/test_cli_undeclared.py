@@ -44,7 +44,6 @@ def test_a_key_finds_its_cell_in_every_command(project: Face) -> None:
     why = project("why", key[:8]).out
     assert f"tiny/gpas-s1  pretrain {key}" in why
     assert "perplexity 103" in why
-    assert "gate" in why
     assert "| printed by the job" in project("logs", key[:8]).out
     assert "x <- " in project("explain", key[:8]).out
     assert "has no checkpoint of its pretrain" in project("export", key[:8], "out", expect=2).err

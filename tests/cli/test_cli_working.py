@@ -7,8 +7,7 @@ from face import EXPERIMENTS, START, Face, end
 from rich.console import Console
 
 from gpas_cli import period
-from gpas_cli.cli import console
-from gpas_cli.cli.commands import status
+from gpas_cli.cli import console, watch
 
 
 def test_a_log_gets_few_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +45,7 @@ def test_a_view_follows_the_experiments_file_while_it_is_open(face: Face, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr(console, "_console", lambda _: drawn)
-    monkeypatch.setattr(status.time, "sleep", sleep)
+    monkeypatch.setattr(watch.time, "sleep", sleep)
     face.ended("pre-s1", "done", 4.5)
     face("top")
     assert ["later" in frame for frame in frames] == [False, True, False, True]

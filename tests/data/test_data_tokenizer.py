@@ -263,16 +263,16 @@ DEFINITIONS = {
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_token_is_found_wherever_a_definition_has_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "own.json").write_text(json.dumps(DEFINITIONS[name]))
-    assert absent_reason(MaskToken("own.json", "[MASK]"), tmp_path) == ""
-    reason = absent_reason(MaskToken("own.json", "<mask>"), tmp_path)
+    assert absent_reason(MaskToken("own.json", "[MASK]"), tmp_path, tmp_path) == ""
+    reason = absent_reason(MaskToken("own.json", "<mask>"), tmp_path, tmp_path)
     assert reason.startswith("objective.mask_token: own.json has no token '<mask>'; leave the setting out")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": []}'])
 def test_other_faults_of_a_tokenizer_are_reported_elsewhere(tmp_path: Path, content: str) -> None:
     (tmp_path / "own.json").write_text(content)
-    assert absent_reason(MaskToken("own.json", "[MASK]"), tmp_path) == ""
-    assert absent_reason(MaskToken("t5", "[MASK]"), tmp_path) == ""
+    assert absent_reason(MaskToken("own.json", "[MASK]"), tmp_path, tmp_path) == ""
+    assert absent_reason(MaskToken("t5", "[MASK]"), tmp_path, tmp_path) == ""
 
 
 def test_the_reader_masks_with_the_named_token() -> None:

@@ -118,7 +118,7 @@ def test_lanczos_of_the_identity_ends_after_a_step() -> None:
 
 
 # Layers pass on nothing else.
-ONE_STREAM = [norm for norm in SCHEMES if norm not in ("value-residual", "hyper-connections")]
+ONE_STREAM = [norm for norm in SCHEMES if norm != "value-residual"]
 SEQUENTIAL = [norm for norm in ONE_STREAM if norm not in ("b2t", "hybridnorm")]  # whose queries and keys have norms
 CELLS = [
     *((norm, "normal") for norm in SEQUENTIAL),

@@ -46,7 +46,7 @@ def test_the_card_has_cell_equation_numbers_and_origin() -> None:
     for fact in (
         "small/mix-gpas-s1", own.trained.key, "x <- N(G(x) + f(x))", "G(x) = x - silu(alpha) sg(x)",
         "12,345 parameters", "Perplexity 12.5 on the first 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",
-        f"`{'a' * 40}` with local changes",
+        f"{'a' * 40} with local changes",
         'folder = "mix"', "AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
         "AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
     ):  # fmt: skip
@@ -56,7 +56,7 @@ def test_the_card_has_cell_equation_numbers_and_origin() -> None:
 def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
     finetune = {"data": "records.jsonl", "lisa_layers": 1, "epochs": 1, "length": 32, "lr": 2e-4, "precision": "bf16"}
     own = cell(finetune=finetune)
-    text = TextFacts(fingerprint="add5", train_documents=2000, train_tokens=31_000)
+    text = TextFacts(fingerprint="add5")
     scores = (
         Score(task="indent", metric="acc", value=0.41, examples=1200, stderr=0.0142, harness="gpas_cli 0.1.0"),
         Score(task="a|b", metric="text_perplexity", value=12.5, examples=3),
@@ -65,16 +65,14 @@ def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
     written = replace(WRITTEN, step=60, steps=63)
     origin = replace(ORIGIN, text=text, evaluation=evaluation, scores=scores)
     card_text = card(own, origin, written, Path("x"), tokenizer=True)
-    pretraining, _, finetuning = card_text.partition("## Pretraining\n")[2].partition("## Finetuning\n")
-    assert "- updates: 24, each of 4 rows of" in pretraining
-    assert "- precision: fp32\n" in pretraining
+    pretraining, _, finetuning = card_text.partition("## Pretraining\n")[2].partition("## Finetune\n")
+    assert "- optim.steps: `24`\n- optim.batch: `4`" in pretraining
+    assert "- precision: `fp32`\n" in pretraining
     assert "fingerprint" not in pretraining
     for fact in (
-        "- data: `records.jsonl`, 2,000 examples of 31,000 tokens", "1 of 12 layers, drawn every 3 updates",
-        "- updates: 60 of 63, each of 16 rows of 32 tokens, layout pack, 1 epoch",
-        "- learning rate: 0.0002, schedule linear", "- precision: bf16; these weights are float32",
-        "- text fingerprint: `add5`", "- code version: `c0de`",
-        "after update 60: perplexity 4.48 on the validation text and a loss of 0.75 nats per token on held-out answers",
+        "- data: `records.jsonl`", "- lisa_layers: `1`", "- lr: `0.0002`", "- updates: `60 of 63`",
+        "- precision: `bf16; these weights are float32`", "- text fingerprint: `add5`", "- code version: `c0de`",
+        "after update 60: perplexity 4.48, loss on held-out answers 0.75",
         "| indent | acc | 0.41 | 0.014 | 1,200 | 0 | gpas_cli 0.1.0 |",
         "| a/b | text_perplexity | 12.5 |  | 3 | 0 |  |",
     ):  # fmt: skip
@@ -84,7 +82,6 @@ def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
 def test_a_licence_is_the_users_choice() -> None:
     text = card(cell(), ORIGIN, WRITTEN, Path("mix"), tokenizer=True)
     assert "license" not in front_matter(text)
-    assert "gpas export --license ID" in text
     assert check_license("Apache-2.0") == "apache-2.0"
     with pytest.raises(GpasError, match=r"apache-2\.0, mit or"):
         check_license("free for all")
@@ -110,7 +107,7 @@ def test_unknown_facts_are_omitted() -> None:
     text = card(cell(norm="pre", gate=None), TrainingOrigin(), written, Path("x"), tokenizer=False)
     assert "Not evaluated" in text
     assert "3 of 24" in text
-    assert "None" not in text.split("## Licence")[0]
+    assert "None" not in text
     assert "AutoTokenizer" not in text
     assert "plain LLaMA: scales, gates and embedding stages are folded" in text
     assert "trust_remote_code" not in text

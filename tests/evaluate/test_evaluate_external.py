@@ -365,7 +365,7 @@ def test_weights_that_a_repository_has_twice_are_downloaded_once(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org/name").mkdir(parents=True)  # a folder of that name is not the repository
     network = Network(hf="org/name", revision="0" * 40)
-    found = find_network(network, tmp_path, tmp_path, lambda _: None)
+    found = find_network(network, tmp_path, lambda _: None)
     assert {path.name for path in found.folder.iterdir() if path.suffix in (".bin", ".safetensors")} == weights
     assert (found.source, found.revision) == ("org/name", "0" * 40)
 
@@ -375,10 +375,10 @@ def test_the_cache_of_an_unreachable_hub_is_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     saved(tmp_path / "hub/models--org--name/snapshots" / ("0" * 40), configuration())
     network = Network(hf="org/name", revision="0" * 40)
-    found = find_network(network, tmp_path, tmp_path, lambda _: None)
+    found = find_network(network, tmp_path, lambda _: None)
     assert (found.architecture, found.revision) == ("LlamaForCausalLM", "0" * 40)
     with pytest.raises(GpasError, match="hub: the hub cannot be reached; it is not in the local hub cache either"):
-        find_network(Network(hf="org/name", revision="1" * 40), tmp_path, tmp_path, lambda _: None)
+        find_network(Network(hf="org/name", revision="1" * 40), tmp_path, lambda _: None)
 
 
 def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,4 +390,4 @@ def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
     with pytest.raises(GpasError, match="accept its licence on its page, and set HF_TOKEN"):
-        find_network(Network(hf="org/name", revision="0" * 40), tmp_path, tmp_path, lambda _: None)
+        find_network(Network(hf="org/name", revision="0" * 40), tmp_path, lambda _: None)

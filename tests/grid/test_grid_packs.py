@@ -26,13 +26,14 @@ from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.figures.paper_figures import figures_of, named
 from gpas_cli.report.papers import published
-from gpas_cli.report.quantities import DIVERGED, METRICS, SPIKES
+from gpas_cli.report.quantities import DIVERGED, SPIKES
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.shapes import checked
-from gpas_cli.spec.cell import LATER_STAGES, NETWORK
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
+from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Size
@@ -261,12 +262,12 @@ NAMES = {
     "top level": {*_OF_EXPERIMENTS, *_OF_PACKS, "pack", "as"},
     "like": {"like", *_LIKE},
     "grid": set(_GRID_KEYS),
-    "settings": {*CELL_PARTS, *LATER_STAGES, NETWORK},
+    "settings": {*CELL_PARTS, *(name for name, kind in stage_kinds().items() if kind.parameters), NETWORK},
     "axes": {*_RULES, *_RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
     "words of claims": {*_KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
-    "metrics": set(METRICS),
+    "metrics": set(metrics()),
     "papers": set(known_packs()),
     "precision": set(PRECISIONS),
     **{named.__name__: {field.name for field in own_fields(named)} - UNTOLD for named in SECTIONS},

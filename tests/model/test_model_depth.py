@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from moved_networks import moved_network
 from torch import Tensor, nn
 
-from gpas_cli.model.llama import Llama, one_stream
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.norm import SCHEMES
 
@@ -61,11 +61,11 @@ def test_a_path_equals_the_network_without_the_other_layers(norm: str) -> None:
 @pytest.mark.parametrize("norm", SCHEMES)
 def test_factors_scale_what_a_layer_adds(norm: str) -> None:
     made = network(norm)
-    x = made.model.copied(made.model.embed_stages(made.model.embed_tokens(TOKENS)))
+    x = made.model.embed_stages(made.model.embed_tokens(TOKENS))
     positions = made.model.positions(x)
     for layer, factor in zip((1, 3, 4), (math.sqrt(2), 1.0, math.sqrt(2)), strict=True):
         x = x + factor * (made.model.layers[layer - 1](x, positions) - x)
-    expected = F.linear(made.model.norm(one_stream(x)), made.lm_head.weight)
+    expected = F.linear(made.model.norm(x), made.lm_head.weight)
     torch.testing.assert_close(made(TOKENS, active=PATHS["scaled"]), expected, rtol=1e-10, atol=1e-12)
 
 

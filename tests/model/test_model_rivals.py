@@ -6,7 +6,6 @@ attention included, gated or not.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from torch import Tensor
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.evaluate.blocks import Removed, own_blocks
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.stream import stream_statistics
-from gpas_cli.spec.cost import activation_bytes, flops_per_token
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 
@@ -227,66 +224,12 @@ def test_hybridnorm_is_explained_and_refuses_other_norms_of_queries() -> None:
         parse_model({"size": SIZE, "norm": "hybridnorm", "family": {"qk_norm": "head"}})
 
 
-@pytest.mark.parametrize("gate", ["none", "gpas"])
-@pytest.mark.parametrize("copies", [2, 4])
-def test_hyper_connections(copies: int, gate: str) -> None:
-    network = moved({"scheme": "hyper-connections", "copies": copies}, gate)
-    state = network.state_dict()
-    embedded = state["model.embed_tokens.weight"][TOKENS]
-    x = torch.stack([embedded] * copies)  # (copies, batch, time, hidden)
-
-    def connected(own: State, part: str, norm: str, f: Any) -> Tensor:
-        read, write, mix = (own[f"{part}_hyper.{name}"] for name in ("read", "write", "mix"))
-        y = f(rms(torch.einsum("i,ibtd->btd", read, x), own[f"{norm}.weight"]))
-        return gated(own, torch.einsum("ij,ibtd->jbtd", mix, x) + torch.einsum("j,btd->jbtd", write, y))
-
-    def attention(own: State, h: Tensor) -> Tensor:
-        q, k, v = (heads(h @ own[f"self_attn.{name}_proj.weight"].T) for name in "qkv")
-        return attend(q, k, v, own["self_attn.o_proj.weight"])
-
-    for number in range(3):
-        own = layer_of(state, number)
-        x = connected(own, "attn", "input_layernorm", partial(attention, own))
-        x = connected(own, "mlp", "post_attention_layernorm", partial(feed, own))
-    check(network, x.sum(0))
-
-
-def test_hyper_connections_start_as_pre_ln_and_read_one_copy_after_the_other() -> None:
-    size = {**SIZE, "eps": 1e-12}  # the final norm reads the sum of the copies
-    ours, pre = (
-        build(parse_model({"size": size, "norm": norm, "gate": "gpas"}), seed=5).double()
-        for norm in ("hyper-connections", "pre")
-    )
-    torch.testing.assert_close(ours(TOKENS), pre(TOKENS), rtol=1e-9, atol=1e-12)
-    reads = [h.read.argmax().item() for b in ours.model.blocks() for h in (b.attn_hyper, b.mlp_hyper)]
-    assert reads == [0, 1, 2, 3, 0, 1]
-    text = "\n".join(description(ours.spec))
-    assert "x <- G(M x + w f(N(r x)))" in text
-    assert "x is 4 copies of the stream, whose sum the head reads" in text
-    with stream_statistics(ours) as seen, stream_statistics(pre) as once:
-        ours(TOKENS)
-        pre(TOKENS)
-    ratios = [a["activation_variance"] / b["activation_variance"] for a, b in zip(seen, once, strict=True)]
-    assert [ratio.item() for ratio in ratios] == pytest.approx([16.0] * 4)
-    assert [a["block_cosine"].item() for a in seen[:3]] == pytest.approx([b["block_cosine"].item() for b in once[:3]])
-
-
-@pytest.mark.parametrize(
-    ("norm", "nearest"), [("value-residual", "pre"), ("hyper-connections", "pre"), ("hybridnorm", "post")]
-)
+@pytest.mark.parametrize(("norm", "nearest"), [("value-residual", "pre"), ("hybridnorm", "post")])
 def test_an_encoder_beside_the_decoder_is_refused(norm: str, nearest: str) -> None:
     with pytest.raises(
         InvalidExperiments, match=f"{norm} has no place for attention to an encoder; nearest: {nearest}"
     ):
         parse_model({"size": {**SIZE, "layers": 4}, "norm": norm, "family": "encoder-decoder"})
-
-
-def test_plans_count_what_hyper_connections_add() -> None:
-    recipe = {"size": "130m", "data": "c4", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
-    pre, hyper = (cell_from({**recipe, "norm": norm}) for norm in ("pre", "hyper-connections"))
-    assert flops_per_token(hyper) - flops_per_token(pre) == 6 * 12 * 2 * (16 + 8) * 768
-    saved = activation_bytes(hyper.model, "fp32") - activation_bytes(pre.model, "fp32")
-    assert saved == 12 * 2 * (4 + 1) * 4 * 768
 
 
 def test_value_residual_is_explained_and_says_what_it_does_not_compose_with() -> None:

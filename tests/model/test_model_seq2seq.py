@@ -30,7 +30,7 @@ from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
-REFUSED = ("value-residual", "hybridnorm", "hyper-connections")  # with an encoder
+REFUSED = ("value-residual", "hybridnorm")  # with an encoder
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 40, "eps": 1e-5}
 SOURCES = [[5, 6, 7, 8, 3], [9, 3], [11, 12, 13, 3]]
 TARGETS = [[20, 21], [22, 23, 24, 25], [26]]
@@ -356,7 +356,7 @@ def check(network: Llama) -> None:
 @torch.no_grad()
 def test_prompts_that_see_both_ways_before_a_continuation_that_does_not() -> None:
     """Prefixes of different lengths, some shorter than the prompt, as of a network trained on corrupted spans."""
-    for norm in ("pre", "value-residual", "hyper-connections"):
+    for norm in ("pre", "value-residual"):
         network = moved_network({"size": DECODED, "norm": norm})
         prefix = [5, 1, 3, 3]
         reader = CachedReader(network, len(PROMPTS), CAPACITY, prefix)

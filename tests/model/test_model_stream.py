@@ -54,7 +54,7 @@ def test_means_are_of_first_tokens(scheme: str, gate: str | None, monkeypatch: p
     assert seen == []
 
 
-@pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", None), ("hyper-connections", None)])
+@pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", None)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_share_of_the_first_token_by_explicit_attention(scheme: str, gate: str | None, causal: bool) -> None:
     network = build(parse_model({"size": SIZE, "norm": scheme, "gate": gate, "family": "gpt"})).double()

@@ -11,7 +11,7 @@ from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
-from gpas_cli.report.quantities import METRICS
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
@@ -72,11 +72,11 @@ def test_facts_of_network_and_text(more: dict[str, Any], axis: str, label: str) 
 
 def test_numbers_of_tasks_are_measured_on_their_text() -> None:
     scored = entry(downstream={"tasks": ["spike", "piqa"]})
-    perplexity, accuracy = METRICS["task_perplexity"], METRICS["accuracy"]
+    perplexity, accuracy = metrics()["task_perplexity"], metrics()["accuracy"]
     assert number_facts(scored, perplexity, "wikitext") == {**facts(scored), "task": "wikitext", "text": "wikitext"}
     assert number_facts(scored, accuracy, "piqa@0ef0e6d36d4f")["task"] == "piqa"
     assert number_facts(scored, perplexity, None)["text"] == "lambada_openai"
-    assert number_facts(scored, METRICS["perplexity"], None) == facts(scored)
+    assert number_facts(scored, metrics()["perplexity"], None) == facts(scored)
 
 
 def test_a_grid_may_name_its_gates() -> None:

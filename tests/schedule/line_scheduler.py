@@ -36,6 +36,7 @@ from gpas_cli.schedule.scheduler import (
     reason_of,
     summarise,
 )
+from gpas_cli.spec.extensions import Extension
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
@@ -193,3 +194,6 @@ def work(place: Path) -> None:
         code = child.wait()
         record_exit(attempt, None if code < 0 else code, -code if code < 0 else None)
         release_claim(runs, job["key"], place.name, index)
+
+
+EXTENSION = Extension(name="line", about="a line of jobs", schedulers={"line": "line_scheduler:LineScheduler"})

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from launching import until
 from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.schedule.scheduler import choose
-from gpas_cli.state import view
+from gpas_cli.spec.extensions import installed
 from gpas_cli.state.claims import claim_path
 from gpas_cli.store.rundir import write_json
 
@@ -44,13 +45,13 @@ def face(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     about = tmp_path / "site/line-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: line\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[gpas_cli.schedulers]\nline = line_scheduler:LineScheduler\n")
+    (about / "entry_points.txt").write_text("[gpas_cli.extensions]\nline = line_scheduler:EXTENSION\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(line_scheduler, "COMMAND", FAKE_JOB)
     face.declare(GRID)
-    view._known.cache_clear()
+    installed.cache_clear()
     yield face
-    view._known.cache_clear()
+    installed.cache_clear()
     (face.folder / "go").touch()
 
 
@@ -83,9 +84,13 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     assert "perplexity" in face("table", "toy").out
 
 
-def test_the_doctor_asks_it_and_reports_one_that_cannot_be_loaded(face: Face) -> None:
-    with (face.folder.parent / "site/line-1.0.dist-info/entry_points.txt").open("a") as file:
-        file.write("broken = no_such_module:Scheduler\n")
+def test_the_doctor_asks_it_and_reports_one_that_cannot_be_loaded(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(
+        line_scheduler.EXTENSION,
+        schedulers={**line_scheduler.EXTENSION.schedulers, "broken": "no_such_module:Scheduler"},
+    )
+    monkeypatch.setattr(line_scheduler, "EXTENSION", broken)
+    installed.cache_clear()
     found = {f["what"]: f for f in face("doctor", "--json", expect=Exit.FAILED).json["findings"]}
     assert found["line"]["detail"] == "3 cells may wait in runs/.line"
     assert "'broken' cannot be loaded: ModuleNotFoundError" in found["scheduler"]["detail"]

@@ -13,10 +13,11 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops, whole_flops_per_token
 from gpas_cli.spec.depth import LayerSchedule, copies, factors_of
 from gpas_cli.spec.equation import depth_lines
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.objective import CAUSAL, Masked
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.stage import _pretraining_tokens, main_result
+from gpas_cli.spec.stage import _pretraining_tokens
 
 STEPS = 400_000
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 24, "vocab": 280}

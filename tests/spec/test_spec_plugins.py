@@ -9,7 +9,7 @@ import pytest
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.spec import plugins
+from gpas_cli.spec import extensions, plugins
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import equation
 from gpas_cli.spec.norm import SCHEMES
@@ -124,8 +124,6 @@ def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(source: str, 
         ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
         ("return Wiring(in_norm=Norm())", "equals the scheme 'pre'; write norm: pre"),
         ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
-        ("return Wiring(copies=layer)", "has 2 copies of the stream, and layer 1 has 1"),
-        ("return Wiring(copies='a')", "has 'a' copies of the stream"),
         ("return Wiring(first_value=0.5)", "reads the values of layer 1 in layer 1 itself"),
         ("return Wiring(qkv_norm='heads')", "has the qkv_norm 'heads'; did you mean 'head'"),
         ("return Wiring(ffn=Wiring(qkv_norm='head'))", "has an ffn with an ffn or with settings of attention"),
@@ -152,19 +150,25 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
     assert "experiments.yaml:2:31: plugins: again.py: the scheme 'weighted' already exists in mine.py" in message
 
 
+HEAD = """
+from gpas_cli.spec.extensions import Extension
+EXTENSION = Extension(name="weighted", about="weights", schemes={"weighted": Weighted})
+"""
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a package on the path that declares a scheme as an entry point."""
-    (tmp_path / "stranger.py").write_text(SOURCE)
+    (tmp_path / "stranger.py").write_text(SOURCE + HEAD)
     facts = tmp_path / "stranger-1.2.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.2\n")
-    (facts / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Weighted\n")
+    (facts / "entry_points.txt").write_text("[gpas_cli.extensions]\nweighted = stranger:EXTENSION\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for read_once in (plugins.installed, plugins._every_entry_point):
+    for read_once in (plugins.installed, extensions.installed):
         read_once.cache_clear()
     yield facts
-    for read_once in (plugins.installed, plugins._every_entry_point):
+    for read_once in (plugins.installed, extensions.installed):
         read_once.cache_clear()
     sys.modules.pop("stranger", None)
 
@@ -177,8 +181,8 @@ def test_an_installed_package_brings_a_scheme(installed: Path) -> None:
 
 
 def test_an_installed_package_that_cannot_be_loaded_is_named(installed: Path) -> None:
-    (installed / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Absent\n")
-    with pytest.raises(GpasError, match=r"the scheme 'weighted' of stranger 1\.2 cannot be loaded: AttributeError"):
+    (installed / "entry_points.txt").write_text("[gpas_cli.extensions]\nweighted = stranger:Absent\n")
+    with pytest.raises(GpasError, match=r"the extension 'weighted' of stranger 1\.2 cannot be loaded: AttributeError"):
         known_schemes()
 
 

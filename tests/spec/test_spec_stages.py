@@ -20,11 +20,12 @@ from gpas_cli.spec.downstream import (
     task_title,
     text_name,
 )
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.finetune import _COMMONSENSE_TOKENS, Finetune, finetuning_tokens
 from gpas_cli.spec.parse import own_fields
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.stage import STAGE_KINDS, main_result
+from gpas_cli.spec.stage import STAGE_KINDS
 
 
 def cell(finetune: dict[str, Any] | None = None, **values: Any) -> Cell:

@@ -155,7 +155,7 @@ def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
         ),
         ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
          "bytes are not yet ingested; run `gpas sync`"),
-        (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, this program needs"),
+        (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, from before 0003"),
         ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
     ],
 )  # fmt: skip

@@ -18,9 +18,18 @@ from face import Face, alive
 import gpas_cli
 from gpas_cli import trust
 from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.schedule.slurm.script import _VERIFY
 from gpas_cli.store import rundir
 from gpas_cli.store.rundir import all_attempts, attempts, read_json, stage_dir, write_json
-from gpas_cli.store.snapshot import _BYTE_CODE, _read_files, copy_snapshot, git_facts, snapshot, snapshot_path
+from gpas_cli.store.snapshot import (
+    _BYTE_CODE,
+    _read_files,
+    copy_snapshot,
+    git_facts,
+    snapshot,
+    snapshot_files,
+    snapshot_path,
+)
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -273,6 +282,39 @@ def test_launching_imports_neither_torch_nor_the_database() -> None:
     code = f"import sys, {names}; print(sorted({{'torch', 'sqlalchemy', 'numpy'}} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_version_has_the_extensions_that_are_used(tmp_path: Path, package: Path) -> None:
+    for name in ("glue", "quantised"):
+        (package / "extensions" / name).mkdir(parents=True)
+        (package / "extensions" / name / "__init__.py").write_text(f"# {name}\n")
+    alone, rounded = snapshot(tmp_path / "runs", package), snapshot(tmp_path / "runs", package, uses=("quantised",))
+    assert alone.code != rounded.code
+    assert [path.name for path in (rounded.path / "gpas_cli/extensions").iterdir() if path.is_dir()] == ["quantised"]
+    assert set(snapshot_files(tmp_path / "runs", rounded.code) or ()) >= {"extensions/quantised/__init__.py"}
+    (package / "extensions/glue/__init__.py").write_text("# changed\n")
+    assert snapshot(tmp_path / "runs", package) == alone
+    assert snapshot(tmp_path / "runs", package, uses=("quantised",)) == rounded
+    (package / "extensions/quantised/__init__.py").write_text("# changed\n")
+    assert snapshot(tmp_path / "runs", package) == alone
+    assert snapshot(tmp_path / "runs", package, uses=("quantised",)).code != rounded.code
+
+
+def test_a_copy_has_the_extensions_of_other_packages(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "site/theirs"
+    theirs.mkdir(parents=True)
+    (theirs / "__init__.py").write_text("VERSION = 1\n")
+    monkeypatch.setattr("gpas_cli.store.snapshot.folder_of", lambda name: theirs)
+    before = snapshot(tmp_path / "runs", package, uses=("theirs 1.0",))
+    assert (before.path / "theirs/__init__.py").read_text() == "VERSION = 1\n"
+    assert snapshot_files(tmp_path / "runs", before.code) == _read_files(package, ("theirs 1.0",))
+    verify = [sys.executable, "-I", "-c", _VERIFY, str(before.path), before.code]
+    assert subprocess.run(verify, check=False).returncode == 0
+    (theirs / "__init__.py").write_text("VERSION = 2\n")
+    assert snapshot(tmp_path / "runs", package, uses=("theirs 1.0",)).code != before.code
+    assert snapshot(tmp_path / "runs", package).code != before.code
 
 
 def read_as_shown(project: Face) -> dict[str, dict]:

@@ -14,7 +14,8 @@ from gpas_cli.events import Event, Layers, Step
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import _PEAK_TFLOPS, flops_per_token, peak_flops
+from gpas_cli.spec.cost import flops_per_token
+from gpas_cli.spec.gpu import GPUS, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe
@@ -161,9 +162,9 @@ def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | Non
 
 
 def test_every_peak_is_found_by_its_own_name() -> None:
-    for name, (bf16, tf32, plain) in _PEAK_TFLOPS.items():
+    for name, gpu in GPUS.items():
         found = [peak_flops(f"NVIDIA {name}", p, tf32=t) for p, t in (("bf16", False), ("fp32", True), ("fp32", False))]
-        assert found == [1e12 * bf16, 1e12 * tf32, 1e12 * plain]
+        assert found == [1e12 * gpu.bf16, 1e12 * gpu.tf32, 1e12 * gpu.fp32]
 
 
 def test_mfu_is_absent_if_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,11 @@ CELLS = {
     "bf16": values("pre", precision="bf16"),
     "stream": values("pre", precision="bf16_stream"),
     "fp16": values("pre", precision="fp16"),
-    "fp8": values("pre", precision="fp8"),
     "pure": values("pre", precision="pure_bf16"),
     "adafactor": values(
         "pre", family={"qk_norm": "head"}, optim={"optimizer": "adafactor", "lr": 0.1, "weight_decay": 0.1}
     ),
     "value": values({"scheme": "value-residual", "learned": True}),
-    "hyper": values("hyper-connections"),
     "muon": values("pre", dropout=0.25, optim={"optimizer": "muon", "weight_decay": 0.1, "z_loss": 1e-3}),
 }
 KILLED = values("pre", optim={"steps": 20, "batch": 4, "mean_rows": 2})
@@ -203,9 +201,8 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 )
 def test_several_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
-    # What is read of equal copies has a gradient of roundings, which Adam makes as large as any other.
-    wide = {"bf16": 2e-2, "stream": 4e-2, "fp16": 3e-3, "fp8": 2e-2, "pure": 5e-2}
-    wide |= {"adafactor": 1e-5, "muon": 5e-4, "hyper": 5e-5}
+    wide = {"bf16": 2e-2, "stream": 4e-2, "fp16": 3e-3, "pure": 5e-2}
+    wide |= {"adafactor": 1e-5, "muon": 5e-4}
     tolerance = wide.get(name, 1e-6)
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
     assert [e.get("loss_scale") for e in two["step"]] == [2.0**16 if name == "fp16" else None] * OPTIM["steps"]

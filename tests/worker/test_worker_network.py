@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import torch
 from exporting import needs_transformers
+from shipped import EXPERIMENTS
 from stage_runs import new_attempt, run
 
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import EOS, train_bpe
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import external
 from gpas_cli.evaluate.external import find_network, open_model
 from gpas_cli.evaluate.removal import text_batches
 from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.data import Data
 from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
@@ -74,7 +73,7 @@ def test_importance_is_the_rise_of_the_loss_by_hand(project: Project) -> None:
     outcome = project.go(cell)
     assert outcome.outcome == "done"
     (layers,) = project.events(cell, Layers)
-    opened = open_model(find_network(project.network, project.folder, project.folder, print))
+    opened = open_model(find_network(project.network, project.folder, print))
     batches, _ = text_batches(read_text("notes.txt", project.folder), opened.tokenizer, 32, 200)
     assert sum(batch.predicted for batch in batches) >= 200
     inner = opened.network.inner
@@ -139,7 +138,7 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
     cell = project.cell(layers=TEXT)
     assert project.go(cell).outcome == "done"
     (layers,) = project.events(cell, Layers)
-    opened = open_model(find_network(project.network, project.folder, project.folder, print))
+    opened = open_model(find_network(project.network, project.folder, print))
     batches, _ = text_batches(read_text("notes.txt", project.folder), opened.tokenizer, 32, 200)
     inner = opened.network.inner
     before, after = [], []
@@ -203,19 +202,15 @@ def test_a_network_that_does_not_fit_is_not_loaded(project: Project, monkeypatch
         project.go(project.cell(texts={"texts": ["notes=notes.txt"]}))
 
 
-def test_a_small_network_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(120):
-        (tmp_path / f"{number}.txt").write_text(f"{number} " + " ".join(WORDS) * 3)
-    text = Data(source="files", path="*.txt", tokenizer="bpe", length=32, eval_tokens=100)
-    monkeypatch.setattr(external, "CORPORA", {"quickstart": text})  # the real one takes ten seconds to tokenise
-    network = Network(made="qwen2", layers=2, hidden=16, ffn=24, heads=2, vocab=300, updates=3)
-    said: list[str] = []
-    first = find_network(network, tmp_path, tmp_path / "cache", said.append)
-    assert said == ["training a small qwen2"]
-    monkeypatch.setattr(external, "_trained", None)
-    assert find_network(network, tmp_path, tmp_path / "cache", said.append).pin == first.pin
-    assert len(said) == 1
-    assert open_model(first).network.vocab == 300
+@pytest.mark.parametrize("name", ["small-gpt2", "small-qwen2", "small-bert"])
+def test_a_small_network_of_the_package_is_measured(name: str, tmp_path: Path) -> None:
+    network = EXPERIMENTS.catalogue.networks[name]
+    (tmp_path / "notes.txt").write_text(" ".join(WORDS * 9))
+    opened = open_model(find_network(network, tmp_path, print), dtype=network.dtype)
+    assert (opened.parameters, len(opened.network.blocks())) == (network.parameters, 12)
+    cell = cell_from({"network": plain(network), "importance": TEXT})
+    outcome = run(cell, new_attempt(tmp_path, cell, "importance"), lambda: None)
+    assert outcome.metrics["mean_importance"] > 0
 
 
 def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> None:
@@ -242,7 +237,7 @@ def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> N
     assert project.go(statistics).outcome == "done"
     (found,) = project.events(statistics, Layers)
     text = read_text("notes.txt", tmp_path)
-    opened = open_model(find_network(project.network, tmp_path, tmp_path / "cache", lambda _: None))
+    opened = open_model(find_network(project.network, tmp_path, lambda _: None))
     batches, _ = text_batches(text, opened.tokenizer, TEXT["max_length"], TEXT["eval_tokens"])
     network = AutoModel.from_pretrained(project.net, attn_implementation="eager").eval()
     shares: list[list[float]] = [[] for _ in range(LAYERS)]

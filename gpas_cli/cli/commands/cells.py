@@ -6,10 +6,9 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.plan import DryRun
-from gpas_cli.cli.commands.run import finish, run_entries
 from gpas_cli.cli.console import confirm, print_json, say, warn
-from gpas_cli.cli.options import AsJson, CellsOrGrids, RunOptions, Where, Yes, with_run_options
+from gpas_cli.cli.options import AsJson, CellsOrGrids, DryRun, RunOptions, Where, Yes, with_grouped_options
+from gpas_cli.cli.running import finish, run_entries
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import evidence, once
@@ -19,16 +18,15 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import with_resources
 from gpas_cli.plan.texts import awaited
 from gpas_cli.report.recorded import stage_keys
-from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.run import HIDDEN, PRIVATE
-from gpas_cli.spec.stage import main_result
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
 from gpas_cli.state.observe import cell_statuses, observe, statuses
-from gpas_cli.state.status import ALIVE, RESULTS, CellStatus
+from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
@@ -92,7 +90,7 @@ def _counts(states: Sequence[CellStatus]) -> str:
 _NAMED = 20  # cells that are listed before the confirmation, or in a message
 
 
-@with_run_options
+@with_grouped_options
 def retry(
     cells: CellsOrGrids = None,
     where: Where = None,
@@ -134,13 +132,13 @@ def retry(
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
     """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
     known = {entry.id for entry in asked}
-    others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
+    others = [entry for entry in entries(experiments().available) if entry.id not in known]
     failed = {stage.key for entry in chosen for stage in entry.cell.stages}
     seen = statuses(project().runs, others)
     return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]
 
 
-@with_run_options
+@with_grouped_options
 def rerun(
     words: CellsOrGrids = None,
     where: Where = None,
@@ -235,7 +233,9 @@ def forget(
     """
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
-    folders = _restore(named) if undo else _forget(named, why, yes)
+    folders = restore(project().runs, named) if undo else _forget(named, why, yes)
+    if not folders:
+        raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
     warn(ingest(project()))
     note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
     for key, moved in folders.items():
@@ -271,10 +271,3 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
     shared = f", and {count(len(others), 'stage')} that {build}" if others else ""
     confirm(f"Forget {count(len(tried), 'result')}{shared}?", yes)
     return retire(runs, stages, why)
-
-
-def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
-    done = restore(project().runs, named)
-    if not done:
-        raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
-    return done

@@ -11,29 +11,24 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.options import AsJson, complete_grid, offer
+from gpas_cli.cli.options import AsJson, Tuned, complete_claim, complete_grid
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
+from gpas_cli.cli.views.verdict import styled
 from gpas_cli.grid.declared import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
-from gpas_cli.report.claims.declared import all_claims, select_claims, tuned_claims, undeclared_claims
+from gpas_cli.report.claims.declared import select_claims, tuned_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import SIGN, evaluate
 from gpas_cli.report.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json
 from gpas_cli.report.papers import title_of
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
+from gpas_cli.statistics.sequential import SUPPORTED, UNDECIDED
 from gpas_cli.words import count, listed, significant, verb
 
-_STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 _TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 _SMALLEST_P = 1e-4
 _NUMBERS = frozenset(("parts", "effect", "p", "seeds"))  # columns that are aligned on the right
-
-Tuned = Annotated[
-    bool, typer.Option("--tuned", help="Compare each method at its own best learning rate, as `gpas run tuned` found.")
-]
-complete_claim = offer(lambda: all_claims(experiments()))
 
 
 def claims(
@@ -113,7 +108,7 @@ def _claims_table(verdicts: Sequence[Verdict]) -> Columns:
     rows = [
         (one.claim.name, styled(one.verdict),
          f"{one.counts()[SUPPORTED]}/{len(one.parts)}" if len(one.parts) > 1 else "",
-         _span(one.effects, number), _p_text(one.p), _span(one.n, str, "-"), next_text(one))
+         _span(one.effects, _number), _p_text(one.p), _span(one.n, str, "-"), next_text(one))
         for one in verdicts
     ]  # fmt: skip
     return Columns(headers, rows, right=_NUMBERS, droppable=("seeds", "p", "effect"))
@@ -133,13 +128,8 @@ def _summary(verdicts: Sequence[Verdict]) -> Text:
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS)
     return Text(
         f"{count(len(verdicts), 'claim')}: {words}. `gpas claims NAME` shows the parts, the seeds and the command; "
-        "`gpas run claims NAME --until decided` runs what is missing and adds seeds."
+        "`gpas run claims NAME` runs what is missing and adds seeds."
     )
-
-
-def styled(verdict: str) -> tuple[str, str]:
-    """Return a verdict and its colour."""
-    return verdict, _STYLES[verdict]
 
 
 def _span(ends: tuple[Any, Any] | None, shown: Callable[[Any], str], between: str = " to ") -> str:
@@ -167,7 +157,7 @@ def _p_text(p: float | None) -> str:
     return f"<{_SMALLEST_P:g}" if p < _SMALLEST_P else f"{p:.2g}"
 
 
-def number(value: float, digits: int = 3) -> str:
+def _number(value: float, digits: int = 3) -> str:
     """Return a number with this many significant digits: "-0.74", "1.58", "-1,390", "diverged" if it is infinite."""
     return significant(value, digits) if math.isfinite(value) else "diverged"
 
@@ -227,7 +217,7 @@ def _parts(parts: Sequence[Part]) -> Columns:
 
 def _effect_text(part: Part, effect: float | None) -> str:
     """Return an effect with three digits, a ratio with four: ratios of interest are close to 1."""
-    return "" if effect is None else number(effect, 4 if part.comparison.logarithmic else 3)
+    return "" if effect is None else _number(effect, 4 if part.comparison.logarithmic else 3)
 
 
 def _claimed_text(part: Part) -> str:

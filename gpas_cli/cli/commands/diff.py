@@ -133,7 +133,7 @@ def _side(text: str, where: Project, grid: str | None = None) -> Iterator[origin
     else:
         declared = load(where.config)
         usual = grid if grid in declared.grids else declared.default
-        entry = find_preferring(usual, expand(declared, list(declared.grids)), name)
+        entry = find_preferring(usual, expand(declared, declared.available), name)
     with recorded_of([entry], where) as known:
         if known.engine is None:
             message = f"{entry.id} has not been run in {where.config.parent}; `gpas run grid {entry.grid}` runs it"

@@ -1,16 +1,14 @@
-"""`gpas figure`: plot curves of a grid or the scaling of its loss, or draw the figures of the papers."""
+"""`gpas figure`: curves of a grid, its scaling, envelope and convergence, and the figures of the papers."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.explain import identity_bounds_of
+from gpas_cli.cli import options as shared
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output, draw_figures
-from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, complete_where, offer, offer_list
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
@@ -22,95 +20,39 @@ from gpas_cli.report.figures.convergence import convergence as convergence_of
 from gpas_cli.report.figures.envelope import envelope as envelope_of
 from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
-from gpas_cli.report.figures.scaling import Law, PowerLaw, scaling
-from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, ratios, recorded_quantities
+from gpas_cli.report.figures.scaling import Law, PowerLaw
+from gpas_cli.report.figures.scaling import scaling as scaling_of
+from gpas_cli.report.figures.series import CellCurve, Selection, has_labels, ratios, recorded_quantities
+from gpas_cli.report.figures.series import curves as curves_of
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
+
+app = typer.Typer(
+    help="Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.\n\n"
+    "`gpas figure GRID` means `gpas figure curves GRID`.",
+    cls=shared.WithUsual,
+)
 
 _WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
     f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
 )
-_curve_option = partial(typer.Option, rich_help_panel="Curves")
-_paper_option = partial(typer.Option, rich_help_panel="Figures of the papers")
-
-_Out = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="The file to write, in the format of its suffix (.pdf, .svg, .png); without a suffix, SVG and PNG. "
-        "Repeat for more files. By default figure.svg and figure.png. With --paper, the folder to write to, by default "
-        "figures, or the file of a single figure.",
-    ),
-]
-_What = Annotated[str, _curve_option("--what", help=_WHAT, autocompletion=offer_list(QUANTITIES))]
-_At = Annotated[str, _curve_option("--at", metavar="UPDATE,...", help="Draw layers at these updates.")]
-_Layers = Annotated[str, _curve_option("--layers", metavar="LAYER,...|all", help="Draw these layers over updates.")]
 _Against = Annotated[
     list[str] | None,
-    _curve_option(
+    typer.Option(
         "--against",
         metavar="AXIS=LABEL",
-        help="Draw ratios to the cells with this label that are otherwise equal: gate=none. Repeat for more axes.",
-        autocompletion=complete_where,
+        help="The cells to compare with, which are otherwise equal: gate=none. Repeat for more axes.",
+        autocompletion=shared.complete_where,
     ),
 ]
-_WithGrowth = Annotated[
-    bool,
-    _curve_option(
-        "--growth", help="Add the law by which values grow over layers, power or exponential, whichever fits better."
-    ),
-]
-_Paper = Annotated[
-    list[str] | None,
-    _paper_option(
-        "--paper",
-        metavar="NAME|all",
-        help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
-        autocompletion=offer(lambda: [*declared_figures(experiments().packs), "all"]),
-    ),
-]
-_GridOption = Annotated[
-    str,
-    _paper_option(
-        "--grid", help="Draw it from the cells of this grid instead of the paper's.", autocompletion=complete_grid
-    ),
-]
-_ScalingLaws = Annotated[
-    bool,
-    typer.Option(
-        "--scaling",
-        help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
-    ),
-]
-_Envelope = Annotated[
-    str,
-    typer.Option(
-        "--envelope",
-        metavar="AXIS",
-        help="Draw the metric of the grid's table over this axis of numbers, with the best of each method marked.",
-    ),
-]
-_Convergence = Annotated[
-    bool,
-    typer.Option(
-        "--convergence",
-        help="Draw smoothed training losses beside the final loss of their base (`against` of the grid's table, or "
-        "--against), with the update marked at which each method reaches it, and its speed-up.",
-    ),
-]
-_Terminal = Annotated[
-    bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
-]
-_Title = Annotated[
-    str | None,
-    typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
+_From = Annotated[
+    float, typer.Option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False)
 ]
 
 
 class FigureJson(DocumentJson, PlotJson):
-    """`gpas figure --json`; a picture is drawn only if --out names a file."""
+    """`gpas figure curves --json` and `gpas figure envelope --json`; a picture is drawn only if --out names a file."""
 
     what: str
     files: Annotated[list[str], "the pictures written"]
@@ -118,118 +60,61 @@ class FigureJson(DocumentJson, PlotJson):
     missing: Annotated[list[str], "cells that have not"]
 
 
-def figure(
-    names: CellsOrGrids = None,
-    where: Where = None,
-    what: _What = "loss",
-    at: _At = "",
-    layers: _Layers = "",
-    heat_map: Annotated[bool, _curve_option("--map", help="Draw layers over updates as a heat map.")] = False,
-    start: Annotated[
-        float, _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False)
-    ] = 0.0,
+@app.command("curves")
+@shared.with_grouped_options
+def curves(
+    names: shared.CellsOrGrids = None,
+    where: shared.Where = None,
+    what: Annotated[str, typer.Option("--what", help=_WHAT, autocompletion=shared.offer_list(QUANTITIES))] = "loss",
+    at: Annotated[str, typer.Option("--at", metavar="UPDATE,...", help="Draw layers at these updates.")] = "",
+    layers: Annotated[
+        str, typer.Option("--layers", metavar="LAYER,...|all", help="Draw these layers over updates.")
+    ] = "",
+    heat_map: Annotated[bool, typer.Option("--map", help="Draw layers over updates as a heat map.")] = False,
+    start: _From = 0.0,
     against: _Against = None,
     every_run: Annotated[
         bool,
-        _curve_option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
+        typer.Option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
     ] = False,
-    growth: _WithGrowth = False,
-    paper: _Paper = None,
-    grid: _GridOption = "",
-    toy: Annotated[bool, _paper_option("--toy", help="Draw each from its grid at quickstart size.")] = False,
-    scaling: _ScalingLaws = False,
-    envelope: _Envelope = "",
-    convergence: _Convergence = False,
-    terminal: _Terminal = False,
-    out: _Out = None,
-    title: _Title = None,
-    size: Annotated[
-        tuple[float, float] | None,
+    growth: Annotated[
+        bool,
         typer.Option(
-            "--size",
-            help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several "
-            "panels two columns (6.8 x 2.4); a long legend adds to it.",
-            min=1,
+            "--growth", help="Add the law by which values grow over layers: power or exponential, the better fit."
         ),
-    ] = None,
-    as_json: AsJson = False,
+    ] = False,
+    *,
+    output: Output,
 ) -> None:
-    """Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.
+    """Plot curves of cells, by default to figure.svg and figure.png: means and standard deviations over seeds.
 
-    Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. Importance
-    is drawn as bars if there are at most four series, angular_distances as a heat map for each. With --json, prints
-    the numbers and writes a file only if -o is given.
+    With --against, draws ratios to the cells with that label. Colours distinguish schemes, line styles gates. Triangles
+    mark spikes of the loss and the gradient norm. Importance is drawn as bars if there are at most four series,
+    angular_distances as a heat map for each. With --json, prints the numbers and writes a file only if -o is given.
 
-    Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
+    Example: [bold]gpas figure curves quickstart --what activation_variance -o variance.pdf[/bold]
 
     [bold]gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre[/bold]
-
-    [bold]gpas figure quickstart --convergence[/bold]
-
-    [bold]gpas figure --paper gpas-4 --toy[/bold]
     """
-    output = Output(out, terminal, as_json, title, size)
-    if paper:
-        if names or where or at or layers or against or heat_map:
-            raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
-        draw_figures(paper, grid, toy, output, lambda entry: identity_bounds_of(entry.cell))
-        return
-    if grid or toy:
-        raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
-    if scaling:
-        _draw_scaling(names, where, output)
-        return
-    if envelope:
-        _draw_envelope(names, where, envelope, output)
-        return
-    if convergence:
-        _draw_convergence(names, where, against, start, output)
-        return
     selection = _selection(what, at, layers, start, heat_map)
-    _plot(names, where, selection, against, output, every_run=every_run, growth=growth)
-
-
-def _plot(
-    names: Sequence[str] | None,
-    where: Sequence[str] | None,
-    selection: Selection,
-    against: Sequence[str] | None,
-    output: Output,
-    *,
-    every_run: bool,
-    growth: bool,
-) -> None:
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
     _require_layers(selection, chosen)
     base = _base(against, chosen)
     over = {name: grid.table_spec.over for name, grid in experiments().grids.items()}
     with recorded_of(chosen) as known:
-        runs = curves(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
+        runs = curves_of(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
         others = [] if runs else recorded_quantities(known.engine, chosen)
+    found = _compared(runs, selection, base, chosen)
+    title = _title(selection, chosen)
+    if others and (paths or output.terminal):
+        raise GpasError(f"{title}: no such curve has been recorded; recorded: {listed(others, 8)}")
+    made = make_figure(found, selection, output.titled(title), every_run=every_run, ratio_to=_divisor(base))
+    if growth:
+        made = with_growth(made)
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
     gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
     missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
-    _require_comparable(runs, selection)
-    found = ratios(runs, base) if base else runs
-    divisor = ", ".join(f"{axis} {spelled(label)}" for axis, label in base.items())
-    first, updates = min(selection.at, default=selection.start), max(entry.cell.optim.updates for entry in chosen)
-    if not runs and first > updates:
-        raise GpasError(f"no curve reaches update {first:g}; the cells train for {updates:,} updates")
-    if others and (paths or output.terminal):
-        title = _title(selection, chosen)
-        raise GpasError(f"{title}: no such curve has been recorded; recorded: {listed(others, 8)}")
-    if runs and not found:
-        raise GpasError(f"--against: no recorded curve differs from one with {divisor} in that alone")
-    made = make_figure(
-        found,
-        selection,
-        output.title if output.title is not None else _title(selection, chosen),
-        every_run=every_run,
-        ratio_to=divisor,
-    )
-    if growth:
-        made = with_growth(made)
     lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
     drawn = count(len(made.series), "map") if made.heat_map else count(lines, "line")
     words = f": {drawn} from {count(len(recorded), 'run')}"
@@ -237,8 +122,26 @@ def _plot(
     words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
     output.draw([made], paths, words=words)
     if output.as_json:
-        facts = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
-        print_json(filled(FigureJson, **as_json(made), **facts))
+        shown = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
+        print_json(filled(FigureJson, **as_json(made), **shown))
+
+
+def _compared(
+    runs: Sequence[CellCurve], selection: Selection, base: dict[str, Label], chosen: Sequence[Entry]
+) -> Sequence[CellCurve]:
+    """Return the curves, or with a base their ratios to it. Raises GpasError if they cannot be drawn or compared."""
+    _require_comparable(runs, selection)
+    first, updates = min(selection.at, default=selection.start), max(entry.cell.optim.updates for entry in chosen)
+    if not runs and first > updates:
+        raise GpasError(f"no curve reaches update {first:g}; the cells train for {updates:,} updates")
+    found = ratios(runs, base) if base else runs
+    if runs and not found:
+        raise GpasError(f"--against: no recorded curve differs from one with {_divisor(base)} in that alone")
+    return found
+
+
+def _divisor(base: dict[str, Label]) -> str:
+    return ", ".join(f"{axis} {spelled(label)}" for axis, label in base.items())
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
@@ -304,14 +207,54 @@ def _require_comparable(runs: Sequence[CellCurve], selection: Selection) -> None
         raise GpasError(f"training losses of the objectives {listed(kinds, 3)} cannot be compared; {one}")
 
 
-def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axis: str, output: Output) -> None:
-    """Draw the metric of a grid over one of its axes."""
+@app.command("paper")
+@shared.with_grouped_options
+def paper(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...|all",
+            help="Figures of papers: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
+            autocompletion=shared.offer(lambda: [*declared_figures(experiments().packs), "all"]),
+        ),
+    ],
+    grid: Annotated[
+        str,
+        typer.Option(
+            "--grid",
+            help="Draw it from the cells of this grid instead of the paper's.",
+            autocompletion=shared.complete_grid,
+        ),
+    ] = "",
+    toy: Annotated[bool, typer.Option("--toy", help="Draw each from its grid at quickstart size.")] = False,
+    *,
+    output: Output,
+) -> None:
+    """Draw figures of the papers from your results, by default to the folder figures, as PDF, SVG and PNG.
+
+    Example: [bold]gpas figure paper gpas-4 --toy[/bold]
+    """
+    draw_figures(names, grid, toy, output)
+
+
+@app.command("envelope")
+@shared.with_grouped_options
+def envelope(
+    names: shared.Names = None,
+    where: shared.Where = None,
+    axis: Annotated[str, typer.Option("--over", metavar="AXIS", help="An axis of numbers.")] = "optim.lr",
+    *,
+    output: Output,
+) -> None:
+    """Plot the metric of a grid's table over an axis of numbers, with the best of each method marked.
+
+    Example: [bold]gpas figure envelope quickstart-lr --over optim.lr[/bold]
+    """
     paths = output.files(Path("envelope"))
     chosen = entries(names, where)
     spec = experiments().grids[chosen[0].grid].table_spec
-    title = output.title if output.title is not None else spec.title
     with recorded_of(chosen, database=False) as known:
-        made, missing = envelope_of(known, axis, spec.value, spec.over, title)
+        made, missing = envelope_of(known, axis, spec.value, spec.over, output.titled(spec.title))
     if not made.drawn:
         raise GpasError(f"none of the {count(len(chosen), 'cell')} has a number yet; `gpas status` shows them")
     output.draw([made], paths)
@@ -321,12 +264,16 @@ def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axi
         return
     for line in made.lines:
         say(line.title)
+    _say_missing(missing, chosen, "a result")
+
+
+def _say_missing(missing: Sequence[str], chosen: Sequence[Entry], what: str) -> None:
     if missing:
-        say(f"{count(len(missing), 'cell')} of {len(chosen)} without a result.")
+        say(f"{count(len(missing), 'cell')} of {len(chosen)} without {what}.")
 
 
 class ConvergenceJson(DocumentJson):
-    """`gpas figure --convergence --json`."""
+    """`gpas figure convergence --json`."""
 
     files: list[str]
     panels: list[PlotJson]
@@ -334,22 +281,30 @@ class ConvergenceJson(DocumentJson):
     missing: Annotated[list[str], "cells without a finished training"]
 
 
-def _draw_convergence(
-    names: Sequence[str] | None,
-    where: Sequence[str] | None,
-    against: Sequence[str] | None,
-    start: float,
+@app.command("convergence")
+@shared.with_grouped_options
+def convergence(
+    names: shared.Names = None,
+    where: shared.Where = None,
+    against: _Against = None,
+    start: _From = 0.0,
+    *,
     output: Output,
 ) -> None:
-    """Draw how soon the methods of a grid reach the final loss of their base."""
+    """Plot smoothed training losses beside the final loss of their base, and how much sooner each method reaches it.
+
+    The base is `against` of the grid's table, or --against.
+
+    Example: [bold]gpas figure convergence quickstart[/bold]
+    """
     paths = output.files(Path("convergence"))
     chosen = entries(names, where)
     spec = experiments().grids[chosen[0].grid].table_spec
     base = _base(against, chosen) or spec.against
     if not base:
-        message = f"the table of '{chosen[0].grid}' declares no `against`; name the base with --against AXIS=LABEL"
-        raise GpasError(f"--convergence: {message}")
-    title = f"Convergence, {chosen[0].grid}" if output.title is None else output.title
+        grid = chosen[0].grid
+        raise GpasError(f"the table of '{grid}' declares no `against`; name the base with --against AXIS=LABEL")
+    title = output.titled(f"Convergence, {chosen[0].grid}")
     with recorded_of(chosen) as known:
         made, speeds, missing = convergence_of(known, base, spec.over, title, start)
     if not made:
@@ -362,8 +317,7 @@ def _draw_convergence(
         return
     for speed in speeds:
         say(f"{speed.words}.", soft_wrap=True)
-    if missing:
-        say(f"{count(len(missing), 'cell')} of {len(chosen)} without a finished training.")
+    _say_missing(missing, chosen, "a finished training")
 
 
 class _LawJson(TypedDict):
@@ -378,7 +332,7 @@ class _LawJson(TypedDict):
 
 
 class ScalingJson(DocumentJson):
-    """`gpas figure --scaling --json`."""
+    """`gpas figure scaling --json`."""
 
     files: list[str]
     panels: list[PlotJson]
@@ -386,25 +340,29 @@ class ScalingJson(DocumentJson):
     missing: Annotated[list[str], "cells without a result"]
 
 
-def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
-    """Draw the scaling figure of the named grids and print the exponents of its laws."""
+@app.command("scaling")
+@shared.with_grouped_options
+def scaling(names: shared.Names = None, where: shared.Where = None, *, output: Output) -> None:
+    """Plot the loss over parameters and training FLOPs, published and ours, with fitted power laws.
+
+    Example: [bold]gpas figure scaling quickstart-scaling[/bold]
+    """
     paths = output.files(Path("scaling"))
     chosen = entries(names, where)
     grids = [experiments().grids[name] for name in names or [experiments().default]]
     published = {pack: name for grid in grids if grid.table for pack, name in grid.table.published.items()}
     with recorded_of(chosen, database=False) as known:
-        made = scaling(chosen, known, published)
+        made = scaling_of(chosen, known, published)
     if not made.panels:
-        raise GpasError("no cell has a result and no published table has its perplexity; --scaling has nothing to draw")
-    output.draw(made.panels, paths, "Scaling of the validation loss" if output.title is None else output.title)
+        raise GpasError("no cell has a result and no published table has its perplexity: nothing to draw")
+    output.draw(made.panels, paths, output.titled("Scaling of the validation loss"))
     if output.as_json:
         print_json(filled(ScalingJson, made, files=paths, panels=[as_json(panel) for panel in made.panels]))
     else:
         rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
         headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")
         say(Columns(headers, rows, right=frozenset(headers[3:])))
-    if made.missing:
-        say(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
+    _say_missing(made.missing, chosen, "a result")
 
 
 def _exponent(law: Law) -> tuple[str, str]:

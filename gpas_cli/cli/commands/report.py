@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gpas_cli.cli.commands.logs import CellLog
-from gpas_cli.cli.commands.status import observed
 from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Where, complete_grid
-from gpas_cli.cli.selection import experiments, project
+from gpas_cli.cli.selection import experiments, observed, project
+from gpas_cli.cli.views.log import CellLog
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
@@ -31,20 +30,11 @@ from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
 
 _DEFAULT = Path("report.html")
-
-
 _Started = Annotated[
     list[str] | None,
     typer.Argument(help="Grids; by default those that have been started.", autocompletion=complete_grid),
 ]
-
-
 _LOG_LINES = 60  # of a cell on a page that is served
-
-
-_PORT = 8765
-
-
 _NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
 
 
@@ -146,7 +136,7 @@ def _log_tail(entry: Entry, lines: int) -> list[str]:
 def serve(
     names: _Started = None,
     where: Where = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = _PORT,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = 8765,
     refresh: Annotated[
         float, typer.Option("--refresh", min=1, metavar="SECONDS", help="Seconds between two updates of the page.")
     ] = 5.0,

@@ -5,17 +5,16 @@ from typing import Annotated, Any, NoReturn, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.claims import Tuned, complete_claim, styled
-from gpas_cli.cli.commands.plan import plan_for
-from gpas_cli.cli.commands.run import app, confirm_start, end, run_to_end
-from gpas_cli.cli.commands.run_tuned import tune
-from gpas_cli.cli.console import say
-from gpas_cli.cli.options import RunOptions, complete_where, with_run_options
+from gpas_cli.cli.console import STATE, say
+from gpas_cli.cli.options import DryRun, RunOptions, Tuned, Where, complete_claim, with_grouped_options
+from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import experiments, project, recorded_of
+from gpas_cli.cli.tuning import tune
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
+from gpas_cli.cli.views.verdict import styled
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
-from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.report.claims.declared import select_claims, tuned_claims
@@ -25,18 +24,6 @@ from gpas_cli.state.status import ALIVE
 from gpas_cli.words import count, listed
 
 _NAMED = 6  # cells in one line
-_DECIDED = "decided"
-_DECLARED = "declared"
-
-_OnlyRun = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        "-w",
-        help="Run only parts whose cells match, such as size=71m; the verdict is on the whole claim. Repeat to narrow.",
-        autocompletion=complete_where,
-    ),
-]
 
 
 class _EvidencePartJson(TypedDict):
@@ -91,13 +78,9 @@ class RunClaimsJson(DocumentJson):
     next: Annotated[list[_NextSeedsJson], "of --dry-run"]
 
 
-@app.command("claims")
-@with_run_options
+@with_grouped_options
 def run_claims(
     names: Annotated[list[str], typer.Argument(help="Claims, as in `gpas claims`.", autocompletion=complete_claim)],
-    until: Annotated[
-        str, typer.Option("--until", help="decided: add seeds; declared: only run the seeds that the grids declare.")
-    ] = _DECIDED,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=2, help="The most seeds of each part of a claim.")] = 8,
     level: Annotated[
         float,
@@ -110,17 +93,15 @@ def run_claims(
         typer.Option(
             "--step",
             min=1,
-            help="Seeds that a round adds to a part; if it needs more for any decision, it gets these at once.",
+            help="Seeds that a round adds to a part; one that needs more for any decision gets them all in one round.",
         ),
     ] = 1,
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,
     tuned: Tuned = False,
-    where: _OnlyRun = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only print the evidence and what the next round would run.")
-    ] = False,
+    where: Where = None,
+    dry_run: DryRun = False,
     *,
     options: RunOptions,
 ) -> None:
@@ -133,16 +114,18 @@ def run_claims(
     Seeds that the grids do not declare are written to experiments.seeds.yaml, and are then cells of the grids. After an
     interruption, the same command resumes from what is recorded.
 
+    With --where, only the parts whose cells match run further seeds; the verdict is on the whole claim. With --dry-run,
+    prints the evidence and what the next round would run.
+
     With --tuned, each method is compared at its own best learning rate: grids that are not tuned are tuned first, as by
     `gpas run tuned`.
 
     Exit code 0 if each claim is decided, 3 if one is not, 4 if a run failed.
 
-    Example: [bold]gpas run claims gpas-lowers-perplexity --toy --until decided --max-seeds 8[/bold]
+    Example: [bold]gpas run claims gpas-lowers-perplexity --toy --max-seeds 8[/bold]
     """
-    if until not in (_DECIDED, _DECLARED):
-        raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (_DECIDED, _DECLARED))}")
-    rules = Rules(level, max_seeds, step, until == _DECLARED)
+    STATE.check_reports = True
+    rules = Rules(level, max_seeds, step)
     chosen = _claims(names, toy)
     if tuned:
         code = Exit.DONE if dry_run else tune([grid for claim in chosen for grid in claim.grids], options)
@@ -212,7 +195,12 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     for line in _conclusions(state, campaign.stuck_parts(state), campaign.rules):
         say(line)
     words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
-    end(document(campaign, state, following, code), code, options.notify, f"gpas: {words}")
+    seeds = [
+        filled(_NextSeedsJson, one, claim=state[one.at[0]].claim.name, cells=[entry.id for entry in one.cells])
+        for one in following
+    ]
+    made = filled(RunClaimsJson, campaign, exit_code=int(code), claims=state, next=seeds)
+    exit_with(made, code, options.notify, f"gpas: {words}")
 
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
@@ -291,12 +279,3 @@ def _conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence],
         if blocking:
             cells = listed([f"{name} ({state})" for name, state in blocking.items()], _NAMED)
             yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
-
-
-def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
-    """Return the document of a campaign."""
-    seeds = [
-        filled(_NextSeedsJson, one, claim=claims[one.at[0]].claim.name, cells=[entry.id for entry in one.cells])
-        for one in following
-    ]
-    return filled(RunClaimsJson, campaign, exit_code=int(code), claims=claims, next=seeds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, offer_list
-from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
+from gpas_cli.cli.selection import entries, experiments, observed, only_started, project, without_runs
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
@@ -31,13 +29,12 @@ from gpas_cli.cli.views.states import (
     once,
     totals,
 )
+from gpas_cli.cli.watch import watch
 from gpas_cli.documents import DocumentJson, From, StateJson, filled
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, counted
-from gpas_cli.grid.select import select
 from gpas_cli.state.observe import cell_statuses
-from gpas_cli.state.status import ALIVE, CellStatus, by_run, started_grids
+from gpas_cli.state.status import ALIVE, CellStatus, by_run
 from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list
@@ -49,7 +46,6 @@ _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is 
 _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 _OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
 _LEAST = 3  # cells that --watch shows even on a small screen
-_REFRESH_SECONDS = 2.0
 
 # The states in the order in which cells are listed: what needs attention comes first.
 ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
@@ -65,7 +61,7 @@ def _by_perplexity(cell: CellStatus) -> float:
     return math.inf if math.isnan(value) else value
 
 
-SORTS: dict[str, Callable[[CellStatus], Any]] = {
+_SORTS: dict[str, Callable[[CellStatus], Any]] = {
     "state": lambda cell: ORDER.index(cell.state),
     "name": _by_name,
     "age": lambda cell: math.inf if cell.age is None else cell.age,
@@ -118,7 +114,7 @@ def status(
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=offer_list(SORTS)
+            "--sort", metavar="KEY", help=f"List cells by {', '.join(_SORTS)}.", autocompletion=offer_list(_SORTS)
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")] = None,
@@ -141,8 +137,8 @@ def status(
     states = [part.strip() for part in state.split(",")] if state else []
     if unknown := next((one for one in states if one not in ORDER), None):
         raise GpasError(f"--state: no state '{unknown}'; {nearest(unknown, ORDER)}")
-    if sort is not None and sort not in SORTS:
-        raise GpasError(f"--sort: cells cannot be sorted by '{sort}'; {nearest(sort, SORTS)}")
+    if sort is not None and sort not in _SORTS:
+        raise GpasError(f"--sort: cells cannot be sorted by '{sort}'; {nearest(sort, _SORTS)}")
     brief = not (names or every) and len(experiments().grids) > 1
     view = View(brief, states, sort, limit, narrowed=bool(state or where))
     if recorded:
@@ -166,37 +162,6 @@ def _rest(hidden: Sequence[CellStatus]) -> str:
     counts = Counter(cell.state for cell in hidden)
     parts = ", ".join(f"{counts[state]:,} {state}" for state in ORDER if counts[state])
     return f"and {len(hidden):,} more: {parts}"
-
-
-def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
-    """Draw on the terminal until Ctrl-C, on an empty screen with `screen`.
-
-    A changed experiments file is read again; while it has mistakes, they are shown instead.
-    """
-    read = _changed()
-    drawn: RenderableType | None = None
-    with Live(console=console(), screen=screen, auto_refresh=False) as live:
-        try:
-            while True:
-                try:
-                    drawn = draw()
-                except GpasError as error:
-                    if drawn is None:
-                        raise
-                    drawn = Text(str(error), style="yellow")
-                live.update(drawn, refresh=True)
-                time.sleep(_REFRESH_SECONDS)
-                if read != (read := _changed()):
-                    experiments.cache_clear()
-        except KeyboardInterrupt:
-            return
-
-
-def _changed() -> list[tuple[int, int]]:
-    """Return when the experiments file and its companions were changed, and their sizes."""
-    path = project().config
-    stats = [file.stat() for file in (path, *companions(path).values()) if file.exists()]
-    return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
 def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None:
@@ -226,7 +191,7 @@ def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
 
 def _everything() -> Iterator[Entry]:
     """Yield the cells of all grids; they are expanded when the first one is requested."""
-    yield from entries(list(experiments().grids))
+    yield from entries(experiments().available)
 
 
 def _show_undeclared(view: View, as_json: bool) -> None:
@@ -244,29 +209,6 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     say(Text.from_markup(total))
     if states:
         say("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
-
-
-def observed(
-    names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
-) -> list[CellStatus]:
-    """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
-
-    Without names, return the states of all grids or, with `started`, of the grids that have been started, else of the
-    default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
-    """
-    if names or not started:
-        named = varied_entries(names or list(experiments().grids), where)
-        return cell_statuses(project().runs, named, jobs=jobs)
-    everything = cell_statuses(project().runs, entries(list(experiments().grids)), jobs=jobs)
-    matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
-    chosen = [state for state in _only_started(everything) if id(state.entry) in matching]
-    return chosen or [state for state in everything if id(state.entry) in matching]
-
-
-def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
-    """Return the states of the grids that have been started, else of the default grid."""
-    names = started_grids(states) or {experiments().default}
-    return [state for state in states if state.entry.grid in names]
 
 
 @dataclass(frozen=True)
@@ -288,7 +230,7 @@ class View:
     def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """Return all cells in the selected states, in order, without the limit."""
         fitting = [cell for cell in cells if not self.states or cell.state in self.states]
-        return sorted(fitting, key=SORTS[self.sort]) if self.sort else fitting
+        return sorted(fitting, key=_SORTS[self.sort]) if self.sort else fitting
 
     def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
         """Yield a summary of each grid, the cells, the number of cells not listed, and the totals.
@@ -340,7 +282,7 @@ class View:
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
         """Return the states to show: without a choice of grids or cells, the states of started grids."""
-        return _only_started(states) if self.brief and not self.narrowed else states
+        return only_started(states) if self.brief and not self.narrowed else states
 
     def _picked(self, states: Sequence[CellStatus]) -> list[CellStatus]:
         """Return the cells to list; each run once if they are not grouped by grid."""

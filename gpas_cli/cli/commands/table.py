@@ -7,42 +7,32 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say, warn
-from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
-from gpas_cli.cli.selection import (
-    entries,
-    experiments,
-    papers_known,
-    project,
-    recorded_of,
-    split_settings,
-    varied_entries,
-)
+from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer, offer_list
+from gpas_cli.cli.printed import paper_sections, printed_tables
+from gpas_cli.cli.running import plan_for
+from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.packs import Pack, pack_named
-from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.contributed import beside
 from gpas_cli.report.figures.series import has_labels
-from gpas_cli.report.papers.printed import printed, printed_named
-from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
-from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
+from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
-from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
+from gpas_cli.report.tables.table_place import Unfilled, remedies, unfilled
 from gpas_cli.schedule.scheduler import choose
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
+from gpas_cli.state.status import RETRIED
 
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
@@ -58,7 +48,7 @@ _TableNames = Annotated[
 _Source = Annotated[
     str | None,
     typer.Option(
-        "--source", help="The paper whose tables to print: gpas, poster, curse ...", autocompletion=offer(papers_known)
+        "--source", help="The paper whose tables to print: gpas, poster, curse ...", autocompletion=complete_paper
     ),
 ]
 _Value = Annotated[
@@ -67,7 +57,7 @@ _Value = Annotated[
         "--value",
         metavar="METRIC",
         help="Show this recorded number in place of the grid's. Repeat it to show several side by side.",
-        autocompletion=offer(lambda: METRICS),
+        autocompletion=offer(metrics),
     ),
 ]
 _Format = Annotated[
@@ -137,7 +127,7 @@ def table(
     elif form == "json" and len(made) > 1:
         print_json(render.TablesJson(schema=1, tables=[render.table_json(one) for one in made]))
     else:
-        print_tables(list(zip(names, made, strict=True)), form, "grid")
+        _print_tables(list(zip(names, made, strict=True)), form, "grid")
 
 
 def _print_papers(
@@ -152,7 +142,7 @@ def _print_papers(
     """Print tables in the layout of their papers, or what is missing in them."""
     parts = printed_tables(names, source)
     if published_only:
-        print_paper_tables([published_table(part) for part in parts], form)
+        _print_paper_tables([published_table(part) for part in parts], form)
         return
     grids = [name for name in names if not papers.is_printed_name(name)]
     # A page has no room for a further column per size.
@@ -160,7 +150,7 @@ def _print_papers(
     if missing:
         _print_missing([section for section in sections if not section.alone], form)
     else:
-        print_paper_tables(sections, form)
+        _print_paper_tables(sections, form)
 
 
 def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str, *, others: bool) -> Table:
@@ -196,7 +186,7 @@ class _MissingRunJson(TypedDict):
     state: str
 
 
-class _HoleJson(TypedDict):
+class _UnfilledJson(TypedDict):
     """A table cell with runs that have no number; diverged runs are results."""
 
     row: str
@@ -220,7 +210,7 @@ class _MissingTableJson(TypedDict):
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
     title: Annotated[str, From("spec.title")]
-    missing: list[_HoleJson]
+    missing: list[_UnfilledJson]
     commands: list[_RemedyJson]
 
 
@@ -231,8 +221,8 @@ class MissingJson(DocumentJson):
 
 
 def _print_missing(tables: Sequence[Table], form: str) -> None:
-    """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
-    found = [(table, holes(table)) for table in tables]
+    """Print the cells without a number and the commands that fill them, and exit with code 3 if there is one."""
+    found = [(table, unfilled(table)) for table in tables]
     if form == "json":
         print_json(MissingJson(schema=1, tables=[_json(table, missing) for table, missing in found]))
     else:
@@ -242,16 +232,16 @@ def _print_missing(tables: Sequence[Table], form: str) -> None:
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _print(table: Table, missing: Sequence[Hole]) -> None:
+def _print(table: Table, missing: Sequence[Unfilled]) -> None:
     say(table.spec.title, style="italic")
     if not missing:
         say("Every cell has its numbers.")
         return
     by_row: dict[tuple[str, str], list[str]] = {}
-    for hole in missing:
-        counts = Counter(run.state for run in hole.runs)
+    for cell in missing:
+        counts = Counter(run.state for run in cell.runs)
         states = ", ".join(f"{number} {state}" for state, number in counts.items())
-        by_row.setdefault((hole.row, states), []).append(hole.column)
+        by_row.setdefault((cell.row, states), []).append(cell.column)
     rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
     say(Columns(("row", "column", "runs without a number"), rows))
     for command, planned in _remedies(missing):
@@ -260,16 +250,16 @@ def _print(table: Table, missing: Sequence[Hole]) -> None:
             say(f"  {line}")
 
 
-def _remedies(missing: Sequence[Hole]) -> Iterator[tuple[str, Plan | None]]:
-    """Yield the commands that fill holes, and what they would run and cost; None for one that runs nothing or trains
+def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, Plan | None]]:
+    """Yield the commands that fill cells, and what they would run and cost; None for one that runs nothing or trains
     cells again."""
     scheduler, _ = choose("auto", project().runs)
-    runs = [(run.state, run.entry) for hole in missing for run in hole.runs]
+    runs = [(run.state, run.entry) for cell in missing for run in cell.runs]
     for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
         yield command, plan_for(scheduler, cells, RETRIED) if cells else None
 
 
-def _json(table: Table, missing: Sequence[Hole]) -> _MissingTableJson:
+def _json(table: Table, missing: Sequence[Unfilled]) -> _MissingTableJson:
     commands = [_remedy_json(*remedy) for remedy in _remedies(missing)]
     return filled(_MissingTableJson, table, missing=missing, commands=commands)
 
@@ -287,121 +277,17 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
-    """Return the tables called SOURCE:NUMBER, and the tables that grids of these names show beside their numbers; all
-    tables of `source` without names, and for a grid that names none of them.
-
-    Raises GpasError for a grid without published numbers if there is no `source`.
-    """
-    packs = papers_known()
-    chosen = pack_named(source, packs) if source else None
-    if not names:
-        pack = chosen or packs[papers.USUAL]
-        if not papers.numbers(pack):
-            raise GpasError(
-                f"{pack.name} has no `printed` tables; its numbers are beside those of grids: gpas table GRID --paper"
-            )
-        return _of_paper(pack)
-    found = [
-        part
-        for name in names
-        for part in (printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
-    ]
-    return list({part.spec.title: part for part in found}.values())
-
-
-def _of_paper(pack: Pack) -> list[Table]:
-    return [part for number in papers.numbers(pack) for part in printed(pack, number)]
-
-
-def _of_grid(name: str, chosen: Pack | None) -> list[Table]:
-    grids = experiments().grids
-    if name not in grids:
-        raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
-    spec = grids[name].table
-    declared = {pack: table.partition("@")[0] for pack, table in (spec.published if spec else {}).items()}
-    parts = [(part, table) for pack, table in declared.items() if chosen in (pack, None) for part in _of_paper(pack)]
-    named = {part.printed for part, wanted in parts if wanted in (table.name for table in part.tables)}
-    found = [part for part, _ in parts if part.printed in named]
-    if not found and chosen:
-        return _of_paper(chosen)
-    if not found:
-        raise GpasError(f"grid '{name}' has no published table beside it; name one: gpas:2")
-    return found
-
-
-def _served_parts(
-    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None = None
-) -> list[tuple[Table, Serving | None]]:
-    """Return every part with the cells that belong in it, None if no grid has any.
-
-    names: the grids to choose from, by default all. where: conditions on their cells.
-    """
-    declared = experiments().grids
-    chosen = select(expand(experiments(), list(names or declared)), where or ())
-    grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
-    return [(part, serving(part.cells_of or part, grids)) for part in parts]
-
-
-def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
-    """Return the cells whose numbers a paper's table needs, each once: SOURCE:NUMBER, or NUMBER of the GPAS paper.
-
-    Raises GpasError if no grid has such a cell.
-    """
-    return list({entry.key: entry for one in served_of(name, where) for entry in one.entries}.values())
-
-
-def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
-    """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = printed_named(name, papers_known())
-    parts = _served_parts(printed_parts, (), where)
-    served = [found for part, found in parts if part.tables and found and found.places]
-    if not served:
-        unclear = [why for _, found in parts if found for why in found.unclear.values()]
-        reasons = [*unclear, *(table.no_cells for part in printed_parts for table in part.tables)]
-        why = reasons[0] if reasons else "it prints settings, not results"
-        number = printed_parts[0].printed
-        raise GpasError(f"no grid has cells of {number}: {why}; `gpas table {number} --published-only` prints it")
-    return served
-
-
-def paper_sections(
-    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
-) -> list[Table]:
-    """Return every part: with our numbers where a grid has such cells, else as printed.
-
-    With `names` of grids, only the parts of which these have cells. declared: show the metric that a grid declares
-    beside the one that the published numbers are compared with.
-    """
-    found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
-    chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
-
-    def with_others(served: Serving, known: Recorded) -> Table:
-        def make(known: Recorded) -> Table:
-            return paper_table(served, known.states, known.results, declared=declared)
-
-        return beside(make(known), served.entries, experiments(), make, warn)
-
-    with recorded_of(chosen, database=False) as known:
-        return [
-            published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
-            if served is None or part.cells_of
-            else with_others(served, known)
-            for part, served in found
-        ]
-
-
-def print_paper_tables(tables: Sequence[Table], form: str) -> None:
+def _print_paper_tables(tables: Sequence[Table], form: str) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
     if form == "json":
         alone = [render.printed_json(table) for table in tables if table.alone]
         ours = [render.table_json(table) for table in tables if not table.alone]
         print_json(PaperTablesJson(schema=1, tables=ours, published=alone))
     else:
-        print_tables([(table.printed, table) for table in tables], form, "table")
+        _print_tables([(table.printed, table) for table in tables], form, "table")
 
 
-def print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str) -> None:
+def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str) -> None:
     """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
     if form == "csv" and len(tables) > 1:
         print(render.together(name, tables), end="")

@@ -5,16 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.explain import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.drawing import Output
-from gpas_cli.cli.options import AsJson, Cell
+from gpas_cli.cli.options import Cell, with_grouped_options
 from gpas_cli.cli.selection import find_cells, project
+from gpas_cli.cli.views.bounds import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import GpasError
@@ -27,11 +26,6 @@ app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
 )
 
-_Out = Annotated[
-    list[Path] | None,
-    typer.Option("--out", "-o", help="Also draw a figure to this file (.pdf, .svg, .png). Repeat for more files."),
-]
-_Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 _Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
@@ -140,13 +134,8 @@ class CoordinatesJson(DocumentJson):
 
 
 @app.command("stability")
-def stability(
-    layers: _Layers = 64,
-    dimension: _Dimension = 100,
-    terminal: _Terminal = False,
-    out: _Out = None,
-    as_json: AsJson = False,
-) -> None:
+@with_grouped_options
+def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Output) -> None:
     """Simulate how stable linear networks are when a layer is dropped (RaPTr, lemmas 4.3 and G.2, Figure 3).
 
     Prints the exponents fitted to the simulation beside the paper's: of the norm of the output and of the gap over the
@@ -182,11 +171,12 @@ def stability(
         f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights."
     )
     document = filled(StabilityJson, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
-    _show(figures, Output(out, terminal, as_json), document, Columns(heads, lines, right=frozenset(heads[2:-1])), note)
+    _show(figures, output, document, Columns(heads, lines, right=frozenset(heads[2:-1])), note)
 
 
 @app.command("norms")
-def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
+@with_grouped_options
+def norms(cell: Cell, *, output: Output) -> None:
     """Measure how the residual stream of a cell grows at initialisation (RaPTr, theorem 2.3).
 
     Squared norms over d, entering layer 1 and after each layer: of the network of the proof, of the cell's network, and
@@ -207,11 +197,12 @@ def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
     document = filled(NormsJson, cell=entry.id, growths=found, panels=_panels(figures))
-    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
+    _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
 @app.command("length")
-def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
+@with_grouped_options
+def length(cell: Cell, *, output: Output) -> None:
     """Measure the standard deviation of attention's output over the length of its input (Spike No More, equation 48).
 
     The first layer's attention at initialisation, on normal inputs, at its last token.
@@ -232,11 +223,12 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
     document = filled(LengthJson, found, cell=entry.id, panels=_panels(figures))
-    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
+    _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
 @app.command("depth")
-def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
+@with_grouped_options
+def depth(cell: Cell, *, output: Output) -> None:
     """Compute the bounds of a cell at initialisation that depend on its depth (The Curse of Depth, RaPTr).
 
     For the gradient: equations (25), (34) to (37), with LNS (54) and (55). For the difference that a random layer makes
@@ -257,13 +249,12 @@ def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     plain = {"depth": bound and asdict(bound), "stages": asdict(stages)}
     document = filled(DepthJson, cell=entry.id, remarks=remarks, panels=_panels(figures), **plain)
     note = "\n".join([*depth_results(bound, stages), *remarks])
-    _show(figures, Output(out, terminal, as_json), document, depth_table(bound, stages), note)
+    _show(figures, output, document, depth_table(bound, stages), note)
 
 
 @app.command("coordinates")
-def coordinates(
-    cell: Cell, updates: _Updates = 5, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False
-) -> None:
+@with_grouped_options
+def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     """Check whether a cell's scheme keeps its activations over width and depth (Tensor Programs V, appendix D.1).
 
     Small networks with the cell's scheme, gate and recipe train for a few updates. In muP the change of the stream and
@@ -295,7 +286,7 @@ def coordinates(
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
     document = filled(CoordinatesJson, cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
-    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[3:])), note)
+    _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:])), note)
 
 
 def _place(place: str) -> str:
@@ -349,7 +340,7 @@ def _figure(title: str, x: str, y: str, lines: Mapping[str, _Points], *, log: bo
 def _show(figures: list[Figure], output: Output, document: DocumentJson, table: Columns, note: str) -> None:
     """Draw the panels to the named files, and as text if requested, and print the numbers."""
     check_formats(output.out or ())
-    output.draw(figures, output.out or ())
+    output.draw(figures, output.out or (), output.titled(""))
     if output.as_json:
         print_json(document)
         return

@@ -8,13 +8,13 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.commands.status import observed, watch
 from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
-from gpas_cli.cli.selection import project
+from gpas_cli.cli.selection import observed, project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks, sparkline
-from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
+from gpas_cli.cli.views.events import sparkline
+from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, event_marks, job_json, starts
+from gpas_cli.cli.watch import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, From, NumberJson, Time, filled
 from gpas_cli.plan.usage import Activity, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile

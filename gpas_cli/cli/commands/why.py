@@ -1,7 +1,7 @@
 """`gpas why`: where a cell's number comes from."""
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
 import typer
@@ -12,13 +12,14 @@ from sqlalchemy import Engine
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import SpentJson, TableNumberJson, hours_text, print_number, scores_table, skipped_notes
+from gpas_cli.cli.views.number import TableNumberJson, print_number, scores_table, skipped_notes
 from gpas_cli.cli.views.states import evidence
-from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
+from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
-from gpas_cli.origin.provenance import AttemptProvenance, Difference, NumberOrigin, Provenance
+from gpas_cli.origin.provenance import AttemptProvenance, NumberOrigin, Provenance
+from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.report import query
 from gpas_cli.report.papers import is_printed_name
 from gpas_cli.report.recorded import recorded
@@ -28,35 +29,12 @@ from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
+from gpas_cli.state.usage import NOTHING
 from gpas_cli.store.records import Imported
 from gpas_cli.store.refresh import results_of
-from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
+from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.structure import to_mapping
-from gpas_cli.words import count, date_and_time, listed, significant
-
-# Why the trainer took its float32 product, by `MatmulChoice.origin`. Early code measured the last three.
-_PRODUCT_ORIGINS = {
-    "checkpoint": "as its checkpoint",
-    "processor": "the fastest of this processor",
-    "probe": "the fastest of those measured",
-    "record": "as an earlier run on this machine",
-    "unrecorded": "the choice could not be recorded",
-}
-
-
-class _SkippedJson(TypedDict):
-    """An update that left the weights unchanged, because its gradients were not finite with this scale of the loss."""
-
-    step: int
-    loss_scale: float
-
-
-class _SpikeJson(TypedDict):
-    """A spike of the loss or of the gradient norm."""
-
-    step: int
-    of: Annotated[str, ("loss", "grad_norm")]
-    value: NumberJson
+from gpas_cli.words import count, date_and_time, significant
 
 
 class _TryJson(TypedDict):
@@ -67,11 +45,8 @@ class _TryJson(TypedDict):
     cause: str
     state: CellStateJson
     evidence: str
-    signal: Annotated[Any, "the signal that ended the process, null when none did"]
     retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
     imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
-    computed: dict[str, Any]
-    warnings: Annotated[list[str], "each once"]
     facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: str
     metrics: dict[str, NumberJson]
@@ -87,18 +62,10 @@ class _OriginJson(TypedDict):
     name: str
     parents: list[str]
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
-    base: Annotated[str | None, From("base_key")]
     cell: dict[str, Any]
-    spikes: list[_SpikeJson]
-    skipped: list[_SkippedJson]
-    differences: list[Difference]
     attempts: list[_TryJson]
-    hours: Annotated[SpentJson, From("spent")]
     forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
     scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
-    taken_over: Annotated[
-        dict[str, str], "by task, KEY/NNN: the stage and the attempt that measured a score that this stage took over"
-    ]
 
 
 class WhyJson(DocumentJson):
@@ -110,9 +77,6 @@ class WhyJson(DocumentJson):
 
 
 _GONE = "its run directory is gone"
-_MOST_SPIKES = 8  # named in one line
-_MOST_TASKS = 12  # named in one line
-_MOST_WARNINGS = 8  # of an attempt
 
 
 def why(
@@ -129,7 +93,7 @@ def why(
 ) -> None:
     """Show where a number comes from.
 
-    For a cell: every attempt with its host, code, text, seed, log, checkpoint and warnings. For a cell of a grid's or a
+    For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a
     paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
     environment, the hours that it took, and the command that makes it again.
 
@@ -160,17 +124,19 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
     for name in names:
-        from gpas_cli.cli.commands.table import served_of  # the whole command, which `gpas why CELL` does without
+        from gpas_cli.cli.printed import parts_with_cells  # the whole command, which `gpas why CELL` does without
 
-        served = served_of(name.grid) if is_printed_name(name.grid) else []
+        served = parts_with_cells(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
         with recorded(project(), chosen) as known:
             if served:
                 tables = [paper_table(one, known.states, known.results) for one in served]
-                numbers.append(provenance.trace_printed(name, tables, known, project().runs))
+                number = provenance.trace_printed(name, tables, known, project().runs)
             else:
                 spec = experiments().grids[name.grid].table_spec
-                numbers.append(provenance.trace_cell(name, spec, known, project().runs))
+                number = provenance.trace_cell(name, spec, known, project().runs)
+            states = cell_statuses(project().runs, [seed.entry for seed in number.seeds])
+            numbers.append(replace(number, spent=sum(map(UsageMeter(project().runs).spent, states), NOTHING)))
             problems.append(known.problem)
     return numbers, problems
 
@@ -211,22 +177,10 @@ def _print(stage: Provenance) -> None:
     say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
     if stage.parents:
         say(f"  follows {', '.join(stage.parents)}")
-    if stage.base_key:
-        say(f"  differs from base {stage.base_key} in")
-        for difference in stage.differences:
-            say(f"    {difference.setting}: {' -> '.join(difference.texts)}")
-    if stage.spikes:
-        words = {"loss": "loss", "grad_norm": "gradient norm"}
-        shown = [f"{words[of]} {significant(value, 4)} at update {step}" for step, of, value in stage.spikes]
-        say(f"  spikes: {listed(shown, _MOST_SPIKES)}")
-    if stage.skipped:
-        shown = [f"{step} (loss scale {scale:g})" for step, scale in stage.skipped]
-        say(f"  skipped updates, whose gradients were not finite: {listed(shown, _MOST_SPIKES)}")
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 2), expand=False))
-    for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
+    for text in skipped_notes(stage.scores):
         say(f"  {text}")
-    say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}")
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
     for one in stage.forgotten:
@@ -243,9 +197,8 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     mark = "  <- the number in tables" if attempt.number == decisive and name == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
         mark = f" (superseded by attempt {decisive})"
-    killed = f", killed by {_signal(attempt.signal)}" if attempt.signal else ""
     cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
-    say(f"  attempt {attempt.number}: {name}{killed}{': ' if cause else ''}{cause}{mark}")
+    say(f"  attempt {attempt.number}: {name}{': ' if cause else ''}{cause}{mark}")
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
     where = ", ".join(filter(None, (facts["host"], facts["gpu"] or facts["device"], threads, facts["precision"])))
@@ -259,7 +212,6 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
         "where": where if facts["host"] else "",  # else it died before it recorded anything
         "code": f"{facts['code']}, commit {commit}",
         "text": text if facts["fingerprint"] else "",
-        "computed": _computed(attempt.computed),
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {significant(value, 6)}" for name, value in sorted(attempt.metrics.items())),
         "log": str(attempt.log),
@@ -267,25 +219,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     }
     for name, text in lines.items():
         if text:
-            say_fact(name, text, left=4, width=12)
-    for message in attempt.warnings[:_MOST_WARNINGS]:
-        say_fact("warning", message, left=4, width=12)
-    if attempt.warnings[_MOST_WARNINGS:]:
-        more = count(len(attempt.warnings) - _MOST_WARNINGS, "more warning")
-        say_fact("", f"and {more}, all in `gpas why --json`", left=4, width=12)
-
-
-def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each attempt that measured scores which the stage took over."""
-    for origin in dict.fromkeys(origins.values()):
-        key, _, number = origin.partition("/")
-        tasks = listed([task for task, own in origins.items() if own == origin], _MOST_TASKS)
-        try:
-            record = AttemptDir(stage_dir(project().runs, key) / number).read_attempt()
-            cell = f"{record.grid}/{record.name}"
-        except (OSError, ValueError, GpasError):
-            cell = _GONE
-        yield f"taken over: {tasks}, measured by attempt {number.lstrip('0')} of stage {key} ({cell})"
+            say_fact(name, text, indent=4, width=12)
 
 
 def _imported(record: Imported | None) -> str:
@@ -294,30 +228,11 @@ def _imported(record: Imported | None) -> str:
     return f"{record.runs}, attempt {record.number}, project {record.project}, by {record.user}, {_when(record.t)}"
 
 
-def _computed(facts: Mapping[str, Any]) -> str:
-    """Return how the attempt computed, as text; "" if its journal does not record it."""
-    if not facts:
-        return ""
-    parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
-    parts += [f"{facts['processes']} processes ({facts['strategy']})"] if facts.get("processes", 1) > 1 else []
-    parts += ["compiled layers"] if facts.get("compiled") else []
-    chosen = _PRODUCT_ORIGINS.get(facts.get("gemm_origin", ""), "")
-    parts += [f"float32 products '{facts['gemm']}'{chosen and f' ({chosen})'}"] if "gemm" in facts else []
-    return ", ".join(parts)
-
-
 def _standing(attempt: AttemptProvenance) -> StageStatus:
     """Return the state of an attempt: without an outcome, concluded from its process."""
     if attempt.gone:
         return StageStatus(state=attempt.outcome or "unknown", evidence=_GONE, cause=_GONE)
     return conclude(AttemptDir(attempt.directory))
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _when(moment: float | None) -> str:
@@ -335,8 +250,6 @@ def _json(stage: Provenance) -> _OriginJson:
     return filled(
         _OriginJson,
         stage,
-        spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
-        skipped=[{"step": step, "loss_scale": scale} for step, scale in stage.skipped],
         attempts=[_try_json(attempt) for attempt in stage.attempts],
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}

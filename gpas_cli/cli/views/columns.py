@@ -19,7 +19,6 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from gpas_cli.report.tables.sheet import Spacing, fit
 from gpas_cli.words import printable
 
 Cell = str | tuple[str, str]  # text; or text and its style
@@ -84,9 +83,9 @@ class Columns:
         least[0] = min(least[0], _LEAST_FIRST)
         if self.headers[-1] not in self.right:
             least[-1] = min(least[-1], _LEAST_LAST)
-        layout = fit([[i] for i in range(1, len(least))], least, least, room, [Spacing(gap) for gap in _GAPS])
-        for block in layout.blocks:
-            part, gap = self if len(block) == len(least) else self._only(block), layout.spacing.gap
+        gap = min(_GAPS, key=lambda gap: len(_blocks(least, room, gap)))
+        for block in _blocks(least, room, gap):
+            part = self if len(block) == len(least) else self._only(block)
             widths = part._widths(room, gap)
             for row in ([(header, "dim") for header in part.headers], *part.rows):
                 yield from part._line(console, row, widths, gap)
@@ -123,6 +122,16 @@ class Columns:
         if _width(text) <= width and "\n" not in text:
             return [text]
         return _wrap(console, text, width) if self.wrapped else [_fit(" ".join(text.split()), width, False)]
+
+
+def _blocks(widths: Sequence[int], room: int, gap: int) -> list[list[int]]:
+    """Return the columns of each block that fits into `room`; every block begins with the first column."""
+    blocks = [[0]]
+    for column in range(1, len(widths)):
+        if len(blocks[-1]) > 1 and sum(widths[i] + gap for i in (*blocks[-1], column)) - gap > room:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return blocks
 
 
 def _text(cell: Cell) -> str:

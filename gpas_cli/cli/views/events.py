@@ -6,7 +6,8 @@ from typing import Any
 
 from gpas_cli import events
 from gpas_cli.spec.downstream import BY_TEXT
-from gpas_cli.spec.stage import called, main_result
+from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count, significant
 
@@ -41,12 +42,6 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
         return ""
     low, span = min(shown), max(shown) - min(shown)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
-
-
-def event_marks(progress: Progress) -> str:
-    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
-    counts = {"▲": progress.spikes, "▽": progress.skipped}
-    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
 
 
 def _started(event: events.Started) -> str:
@@ -115,7 +110,8 @@ def _removal_score(event: events.RemovalScore) -> str:
 def _score(event: events.Score) -> str:
     noun = "document" if event.metric in BY_TEXT else "question"
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
-    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, noun)})"
+    origin = f", taken over from {event.taken_from}" if event.taken_from else ""
+    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, noun)}){origin}"
 
 
 def _checkpoint(event: events.Checkpoint) -> str:

@@ -11,25 +11,15 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
-from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
-from gpas_cli.state.usage import HoursJson, Spent
+from gpas_cli.spec.extensions import metrics
+from gpas_cli.state.usage import HoursJson
 from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, fixed, listed
 
 _NAMED = 6  # seeds in one line
-_PARTS = {"trained": "kept", "lost": "lost", "failed": "failed", "superseded": "superseded"}
-
-
-class SpentJson(TypedDict):
-    """The hours of all attempts, by whether they contributed to the result."""
-
-    trained: Annotated[HoursJson, "in the result, or in a running attempt"]
-    lost: Annotated[HoursJson, "computed after the last checkpoint that was resumed from, and computed again"]
-    failed: Annotated[HoursJson, "attempts that contributed nothing"]
-    superseded: Annotated[HoursJson, "earlier results that a later one has replaced"]
 
 
 class _SeedOriginJson(TypedDict):
@@ -83,7 +73,7 @@ class TableNumberJson(TypedDict):
     published: list[PublishedNumber]
     seeds: list[_SeedOriginJson]
     code: Annotated[list[Code], From("codes")]
-    hours: Annotated[SpentJson, From("spent")]
+    hours: Annotated[HoursJson, "of all attempts at its cells", From("spent")]
     command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
     other_cells: Annotated[int, "further cells that this command runs", From("others")]
 
@@ -102,7 +92,7 @@ def print_number(origin: NumberOrigin) -> None:
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
     yield origin.place.metric.name, _number(origin)
-    if METRICS.get(origin.place.metric.name) != origin.place.metric:
+    if metrics().get(origin.place.metric.name) != origin.place.metric:
         yield "", origin.place.metric.title
     if origin.place.base is not None:
         yield "from base", _difference(origin)
@@ -123,7 +113,7 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     for name, values in differing.items():
         yield "", f"{name} differs: {listed([str(value) for value in values], _NAMED)}"
     yield from _texts(origin.seeds)
-    yield origin.spent.total.unit, hours_text(origin.spent)
+    yield origin.spent.unit, origin.spent.hours(origin.spent.unit)
     yield from _again(origin)
 
 
@@ -203,14 +193,6 @@ def _seed_rows(origin: NumberOrigin) -> Any:
         ])  # fmt: skip
     right = frozenset((over, metric.name, "from base", "attempt"))
     return Columns(headers, rows, right=right, droppable=("ended", "where", "from base"))
-
-
-def hours_text(spent: Spent) -> str:
-    """Return the usage and its parts: "0.84: 0.61 kept, 0.20 lost, 0.03 failed"."""
-    unit = spent.total.unit
-    parts = [(word, getattr(spent, name)) for name, word in _PARTS.items()]
-    shown = [f"{part.hours(unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
-    return f"{spent.total.hours(unit)}: {', '.join(shown)}"
 
 
 def scores_table(scores: Sequence[Score], averages: Mapping[str, float] | None = None, title: str = "") -> Columns:

@@ -136,8 +136,8 @@ def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:
         for size in cost.sizes
         if size.jobs
     ]
-    facts = {"gpus": cost.names, "number": cost.machine.number, "wall_hours": cost.estimate.wall_hours or 0.0}
-    return filled(_ElsewhereJson, cost.estimate, basis=basis([cost]), sizes=sizes, **facts)
+    gpus = {"gpus": cost.names, "number": cost.machine.number, "wall_hours": cost.estimate.wall_hours or 0.0}
+    return filled(_ElsewhereJson, cost.estimate, basis=basis([cost]), sizes=sizes, **gpus)
 
 
 def render(

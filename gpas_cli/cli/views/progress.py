@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +21,8 @@ from rich.text import Text
 from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
-from gpas_cli.documents import From
+from gpas_cli.cli.views.events import line, measured, sparkline
+from gpas_cli.cli.views.states import event_marks
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -30,12 +30,9 @@ from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.report.recorded import recorded
-from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.grid_table import build
-from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
-from gpas_cli.spec.stage import called, main_result
+from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
@@ -288,25 +285,6 @@ def tokenise_view(console: Console) -> Iterator[TokeniseView]:
         yield TokeniseView(console, bars)
 
 
-class _SubmittedArrayJson(TypedDict):
-    """One SLURM job array."""
-
-    name: str
-    job: Annotated[str, "SLURM's id, empty when it is not known"]
-    elements: int
-
-
-class SubmittedJson(TypedDict):
-    """What was submitted to SLURM."""
-
-    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
-    jobs: int
-    followed: Annotated[int, "stages that were already queued or running"]
-    left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
-    blocked: Annotated[int, "stages whose parent failed"]
-
-
 class Notices(Reporter):
     """A reporter for a command that submits jobs and exits: it prints only notices."""
 
@@ -344,7 +322,13 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     grid = experiments().grids.get(names.pop()) if len(names) == 1 else None
     if grid is None or len(entries) > MOST_CELLS:
         return None
+    # A dry run, and a run before its first result, need none of them.
     from sqlalchemy.exc import SQLAlchemyError
+
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.grid_table import build
+    from gpas_cli.report.tables.sheet import Drawn
 
     spec = replace(grid.table_spec, published={})
     try:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
-from gpas_cli.spec.stage import Metric, called, main_result
-from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
+from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.stage import PRETRAIN, Metric, called
+from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, Progress, SchedulerJob
 from gpas_cli.words import clock_time, count, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import
@@ -60,7 +60,7 @@ class CellStatusJson(LabelledCellJson, SlurmJobJson):
     steps: int | None
     spikes: int | None
     skipped: int | None
-    warnings: Annotated[int, "in the journal of the attempt; `gpas why CELL` lists them"]
+    warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
     metrics: dict[str, NumberJson]
 
 
@@ -121,12 +121,18 @@ def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
     return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
 
 
+def event_marks(progress: Progress) -> str:
+    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
+    counts = {"▲": progress.spikes, "▽": progress.skipped}
+    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
+
+
 def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
         return f"running {progress.counted}{event_marks(progress)}"
     name = called(state.state, state.metrics)
-    return name if state.stage == "pretrain" or state.state == "done" else f"{name} ({state.stage})"
+    return name if state.stage == PRETRAIN or state.state == "done" else f"{name} ({state.stage})"
 
 
 def evidence(state: CellStatus) -> str:

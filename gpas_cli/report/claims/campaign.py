@@ -33,12 +33,11 @@ _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide 
 
 @dataclass(frozen=True)
 class Rules:
-    """The level of the test, the most seeds of a part, the seeds that a round adds, whether only declared ones run."""
+    """The level of the test, the most seeds of a part, and the seeds that a round adds."""
 
     level: float
     max_seeds: int
     step: int
-    declared_only: bool
 
 
 class Cost(Protocol):
@@ -126,7 +125,7 @@ class Campaign:
     def _candidates(self, state: Sequence[ClaimEvidence], step: int) -> list[Candidate]:
         """Return the parts that may get further seeds, `step` at a time."""
         rules = self.rules
-        found = candidates(state, rules.level, rules.max_seeds, step, rules.declared_only)
+        found = candidates(state, rules.level, rules.max_seeds, step)
         return [candidate for candidate in found if candidate.at not in self.stuck]
 
     def _planned(self, found: Sequence[Candidate]) -> list[Candidate]:
@@ -179,9 +178,7 @@ class Campaign:
         return [state[claim].parts[part] for claim, part in sorted(self.stuck)]
 
 
-def candidates(
-    claims: Sequence[ClaimEvidence], level: float, max_seeds: int, step: int = 1, declared_only: bool = False
-) -> list[Candidate]:
+def candidates(claims: Sequence[ClaimEvidence], level: float, max_seeds: int, step: int = 1) -> list[Candidate]:
     """Return the parts of undecided claims that may get further seeds, `step` at a time, up to `max_seeds` each.
 
     With fewer seeds than any decision needs, a part gets the missing ones at once.
@@ -191,15 +188,15 @@ def candidates(
         if claim.verdict != UNDECIDED:
             continue
         for j, part in enumerate(claim.parts):
-            seeds = _next(part, level, max_seeds, step, declared_only) if part.verdict == UNDECIDED else ()
+            seeds = _next(part, level, max_seeds, step) if part.verdict == UNDECIDED else ()
             if seeds:
                 room = max(max_seeds - len(part.seeds), len(seeds))
                 found.append(Candidate((i, j), part, seeds, chances(part, level, len(claim.parts), room)))
     return found
 
 
-def _next(part: PartEvidence, level: float, max_seeds: int, step: int, declared_only: bool) -> tuple[int, ...]:
-    if part.part.comparison.test == EACH_RUN or declared_only:
+def _next(part: PartEvidence, level: float, max_seeds: int, step: int) -> tuple[int, ...]:
+    if part.part.comparison.test == EACH_RUN:
         return part.pending
     wanted = min(max(step, fewest(level) - len(part.seeds)), max_seeds - len(part.seeds))
     if wanted <= 0:

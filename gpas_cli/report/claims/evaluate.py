@@ -217,7 +217,7 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
     size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
     tuned = " --tuned" if claim.tuned else ""
     seeds = max(_MAX_SEEDS, 2 * verdict.n[0])
-    return f"gpas run claims {shlex.quote(claim.name)}{size}{tuned} --until decided --max-seeds {seeds}"
+    return f"gpas run claims {shlex.quote(claim.name)}{size}{tuned} --max-seeds {seeds}"
 
 
 SIGN = "sign"

@@ -33,9 +33,9 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
         raise GpasError(f"no cell has an axis '{axis}'; {nearest(axis, axes)}")
     numbers = {label for label in labels if isinstance(label, int | float) and not isinstance(label, bool)}
     if len(numbers) < 2 or len(numbers) < len(set(labels)):
-        raise GpasError(f"--envelope {axis}: the cells need at least two values of it, all numbers")
+        raise GpasError(f"--over {axis}: the cells need at least two values of it, all numbers")
     if not what.better:
-        raise GpasError(f"--envelope: neither a lower nor a higher {what.name} is better")
+        raise GpasError(f"--over {axis}: neither a lower nor a higher {what.name} is better")
     runs, missing = _runs(known, axis, what, over)
     series = make_series(runs)
     log_x = min(numbers) > 0 and max(numbers) / min(numbers) > _LOG_RANGE

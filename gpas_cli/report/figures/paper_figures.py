@@ -31,8 +31,9 @@ from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_lab
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.shapes import checked
-from gpas_cli.report.tables.table_place import RETRIED, remedies
+from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.model import SIZES
+from gpas_cli.state.status import RETRIED
 from gpas_cli.words import listed
 
 _BOUND = "bound"  # a quantity that is computed, not recorded
@@ -306,7 +307,7 @@ def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
 def _with_bounds(blank: PaperFigure, request: Request, bounds: _Bounds | None) -> PaperFigure:
     """Return a figure of bounds at initialisation: a line for each method, of its first cell."""
     if bounds is None:
-        return replace(blank, problem="its bounds are computed, not recorded: run `gpas figure --paper spike-2`")
+        return replace(blank, problem="its bounds are computed, not recorded: run `gpas figure paper spike-2`")
     lines = []
     for i, method in enumerate(request.spec.methods):
         cells = [entry for entry in request.entries if has_labels(entry, method["cells"])]

@@ -12,7 +12,8 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
-from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, called
+from gpas_cli.spec.extensions import measured_columns
+from gpas_cli.spec.stage import Metric, called
 
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
@@ -132,7 +133,7 @@ def group(entries: Sequence[Entry], spec: TableSpec) -> dict[RowKey, dict[Label,
     for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
         own = [entry.axes[spec.columns]] if spec.columns in entry.axes else []
-        for label in measured_labels(entry.cell, spec.value) if spec.columns in MEASURED_COLUMNS else own:
+        for label in measured_labels(entry.cell, spec.value) if spec.columns in measured_columns() else own:
             row.setdefault(label, []).append(entry)
     for columns in groups.values():
         for alike in columns.values():

@@ -23,8 +23,8 @@ from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
-from gpas_cli.spec.downstream import task_title
-from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
+from gpas_cli.spec.extensions import column_title, measured_columns
+from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.words import count, listed
 
 _NAMED = 3  # rows in one message
@@ -75,7 +75,7 @@ class _Axes:
     @property
     def measured_on(self) -> bool:
         """Whether there is a column for each task or text."""
-        return self.spec.columns in MEASURED_COLUMNS
+        return self.spec.columns in measured_columns()
 
     def frame(self) -> Frame:
         """Return the table without its numbers."""
@@ -155,7 +155,7 @@ class _Axes:
 
     def _column(self, label: Label) -> Column:
         axis = self.spec.columns
-        title = task_title(str(label)) if self.measured_on else label_title(axis, label, {}) or str(label)
+        title = column_title(str(label)) if self.measured_on else label_title(axis, label, {}) or str(label)
         titles = (*(line.title for line in self.spec.headings), title)
         return Column(label, titles[self._heading(label)], self.what)
 
@@ -223,7 +223,7 @@ def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
     for name in dict.fromkeys(names):
         what = recorded_metric(name, kinds, known.results)
         # A number that is not by task has a column for each size where the table has one for each task.
-        axis = "size" if spec.columns in MEASURED_COLUMNS and not what.by_task else spec.columns
+        axis = "size" if spec.columns in measured_columns() and not what.by_task else spec.columns
         printing = {of: table for of, table in spec.published.items() if published(of, table).metric == what.family}
         own = replace(spec, value=what.name, columns=axis, published=printing)
         tables.append(build(known.entries, known.states, known.results, own, what=what))

@@ -14,9 +14,10 @@ from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
-from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
+from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note
+from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
-from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS, PRETRAIN
+from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.words import abbreviated, count, fixed, listed, verb
 
 _T = TypeVar("_T")
@@ -222,14 +223,14 @@ def _mixture(numbers: Sequence[_T], what: str, of: Callable[[_T], str | None], w
 
 def _scores(table: Table) -> Iterator[Note]:
     """Note what scored the tasks, with how many examples and questions, and what guessing scores."""
-    tasks = [str(column.label) for column in table.columns] if table.spec.columns in MEASURED_COLUMNS else []
+    tasks = [str(column.label) for column in table.columns] if table.spec.columns in measured_columns() else []
     results = _shown_results(table.statuses)
     found = [score for result in results for score in result.scores if score.task in tasks]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
         mine = [score for score in found if (score.harness, score.shots) == by]
         sizes = {score.task: score.examples for score in mine}
         documents = {task: f" ({count(sizes[task], 'document')})" for task in sizes if table.metric.name in BY_TEXT}
-        titles = ", ".join(task_title(task) + documents.get(task, "") for task in tasks if task in sizes)
+        titles = ", ".join(column_title(task) + documents.get(task, "") for task in tasks if task in sizes)
         shots = f", {by[1]}-shot" if table.metric.name in BY_TASK else ""
         yield Note("scores", f"{titles}: scored by {by[0]}{shots}")
     sections = [s.entry.cell.parameters(table.metric.stage) for s in table.statuses if found]
@@ -242,13 +243,13 @@ def _scores(table: Table) -> Iterator[Note]:
             counts = Counter(getattr(score, what) for score in found if score.task == task)
             if len(counts) > 1:
                 each = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
-                yield Note("mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {each}")
+                yield Note("mixture", f"{column_title(task)}: the scores mix {what.replace('_', ' ')}s: {each}")
     if table.metric.name in BY_TASK:
         shown = [score for result in results for score in result.scores]
         left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
         yield from (Note("scores", text) for text in dict.fromkeys(left_out))
     known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
-    chances = [f"{task_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
+    chances = [f"{column_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
     if table.metric.name == "accuracy" and chances:
         yield Note("scores", f"guessing scores {', '.join(chances)} %")
 

@@ -14,11 +14,11 @@ from itertools import product
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
-from gpas_cli.report.labels import facts, measured_labels, stage_kinds
+from gpas_cli.report.labels import facts, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
-from gpas_cli.report.quantities import METRICS, metric
+from gpas_cli.report.quantities import metric
 from gpas_cli.report.tables.entry_status import (
     NO_UNIT,
     Results,
@@ -27,9 +27,9 @@ from gpas_cli.report.tables.entry_status import (
 )
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
-from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
+from gpas_cli.spec.downstream import KNOWN_TEXTS, base_name
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric
-from gpas_cli.spec.translation import BLEU
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
@@ -106,8 +106,8 @@ def _numbers(entry: Entry) -> Iterator[tuple[str | None, CellLabels]]:
 
 def _tasks(entry: Entry) -> tuple[str, ...]:
     """Return the tasks and texts that the entry is scored at, and its averages."""
-    measured = (*BY_TASK, "glue_accuracy", BLEU, "text_perplexity")
-    return tuple(dict.fromkeys(label for what in measured for label in measured_labels(entry.cell, what)))
+    measured = [(stage, metric.name) for stage in entry.cell.later for metric in stage.kind.metrics if metric.by_task]
+    return tuple(dict.fromkeys(label for stage, what in measured for label in stage.parameters.columns(what)))
 
 
 def _task(cell: PublishedCell) -> str | None:
@@ -128,7 +128,7 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     name = table.compared_as or table.metric
     if table.metric == "perplexity" and _text(cell):
         name = "text_perplexity"
-    known = METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+    known = metrics().get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
     if printed_on := cell.batches:
         return replace(known, title=f"{known.title} over {printed_on} batches")
     if table.relative_to:

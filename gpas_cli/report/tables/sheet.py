@@ -1,9 +1,8 @@
 """A table as text: what every text format draws, from a header, lines and notes; as drawn in a terminal and in LaTeX.
 
 `fit` chooses how its columns fit into a width: with less padding, with wrapped headers, or in several blocks. Text is
-never truncated. Widths are in characters. In LaTeX, it is a `table` environment with booktabs' rules, or several where
-one would be too wide for a page: a part has as many columns as have room in MOST_CHARACTERS; a column and the published
-numbers beside it stay together where they fit. Names of rows that take more than half of a line are wrapped.
+never truncated. Widths are in characters. In LaTeX, it is a `table` environment with booktabs' rules; one that is wider
+than a line is scaled down.
 """
 
 import re
@@ -218,13 +217,13 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, rules: f
     return drawn
 
 
-MOST_CHARACTERS = 78  # of a line: in \small about the 345 pt of `article` at 10 pt
-_SPACING = Spacing(2)  # characters between columns
 _NEGATIVE = re.compile(r"(?<![\w.,)\]}-])-(?=\d)")  # the hyphen of a number such as -0.98
-_PREAMBLE = (
-    r"% Needs \usepackage{booktabs}. Made for a text width of 345pt; in two columns put table* for table.",
-    "% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.",
-)
+_PREAMBLE = r"""% Needs \usepackage{booktabs,graphicx}. In two columns put table* for table.
+% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.
+
+"""
+# A box of its own width, but no wider than a line.
+_SCALED = r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 _GREEK = {
     **dict(zip("αβγδεζηθ", ("alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta"), strict=True)),
@@ -282,54 +281,27 @@ _LATEX = Style(
 )
 
 
-_MEASURED = Style(one_line, str, str, unfinished=_LATEX.unfinished)
-
-
 def to_latex(sheet: Sheet) -> str:
-    """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
-    widths = [max(map(_latex_width, column)) for column in zip(*sheet.texts(_MEASURED), strict=True)]
-    names = "p{0.5\\linewidth}" if widths[0] > MOST_CHARACTERS // 2 else "l"
-    widths[0] = min(widths[0], MOST_CHARACTERS // 2)
-    parts = fit(sheet.groups, widths, widths, MOST_CHARACTERS, [_SPACING]).blocks
-    lines = sheet.texts(_LATEX)
-    title = latex_escape(sheet.title)
-    sentences = [latex_escape(_NEGATIVE.sub("\N{MINUS SIGN}", note.sentence)) for note in sheet.notes]
-    environments = []
-    for i, part in enumerate(parts, 1):
-        caption = title if len(parts) == 1 else f"{title} ({i} of {len(parts)})"
-        rows = [[line[j] for j in part] for line in lines]
-        environments.append(_environment(caption, names, rows, sentences if i == len(parts) else [], sheet.rules))
-    return "\n\n".join(["\n".join(_PREAMBLE), *environments]) + "\n"
-
-
-def _latex_width(text: str) -> int:
-    """Return the width of text in characters, of which capitals take half as much again."""
-    return len(text) + sum(map(str.isupper, text)) // 2
-
-
-def _environment(
-    caption: str, names: str, rows: Sequence[Sequence[str]], sentences: Sequence[str], rules: frozenset[int]
-) -> str:
-    """Return a table; `rules` are the rows, counted from 1 for the first after the header, with a rule above.
-
-    `names` is the form of the first column.
-    """
-    header, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
+    """Return a `table` environment with the notes, below a comment on the packages that it needs."""
+    texts = sheet.texts(_LATEX)
+    header, *lines = (f"    {' & '.join(line)} \\\\" for line in texts)
     body = []
     for place, line in enumerate(lines, 1):
-        body += ["    \\midrule", line] if place in rules else [line]
+        body += ["    \\midrule", line] if place in sheet.rules else [line]
     # Nothing outside the outer columns: their text ends where the rules do.
-    columns = f"@{{}}{names}{'r' * (len(rows[0]) - 1)}@{{}}"
+    columns = f"@{{}}l{'r' * (len(texts[0]) - 1)}@{{}}"
     parts = [
         "\\begin{table}",
         "  \\centering\\small",
         "  \\setlength{\\tabcolsep}{3pt}",
-        f"  \\caption{{{caption}}}\\smallskip",
+        f"  \\caption{{{latex_escape(sheet.title)}}}\\smallskip",
+        _SCALED,
         f"  \\begin{{tabular}}{{{columns}}}",
         *("    \\toprule", header, "    \\midrule", *body, "    \\bottomrule"),
-        "  \\end{tabular}",
+        "  \\end{tabular}}",
     ]
-    if sentences:
-        paragraph = [f"    {sentence}" for sentence in sentences]
+    if sheet.notes:
+        sentences = [_NEGATIVE.sub("\N{MINUS SIGN}", note.sentence) for note in sheet.notes]
+        paragraph = [f"    {latex_escape(sentence)}" for sentence in sentences]
         parts += ["  \\par\\smallskip", "  \\parbox{\\linewidth}{\\footnotesize\\raggedright", *paragraph, "  }"]
-    return "\n".join([*parts, "\\end{table}"])
+    return _PREAMBLE + "\n".join([*parts, "\\end{table}"]) + "\n"

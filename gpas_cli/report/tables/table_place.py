@@ -14,8 +14,9 @@ from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
-from gpas_cli.spec.downstream import task_title
-from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric
+from gpas_cli.spec.extensions import column_title, measured_columns
+from gpas_cli.spec.stage import Metric
+from gpas_cli.state.status import RETRIED
 from gpas_cli.words import listed
 
 _NAMED = 12  # rows or columns in one message
@@ -121,7 +122,7 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
     words: list[set[str]] = []
     for column in table.columns:
         named = {spelled(column.label), column.title, f"{table.spec.columns}={spelled(column.label)}"}
-        measured_on = {task_title(str(column.label))} if table.spec.columns in MEASURED_COLUMNS else set()
+        measured_on = {column_title(str(column.label))} if table.spec.columns in measured_columns() else set()
         words.append({each.lower() for each in named | measured_on})
     if name.parts:
         found = [i for i, known in enumerate(words) if name.parts[-1] in known]
@@ -193,7 +194,6 @@ def _unnamed(
     return [labels[axis] for axis in left]
 
 
-RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
 # The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
 _COMMANDS = {
     **dict.fromkeys(RETRIED, "retry"),
@@ -207,22 +207,22 @@ _MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
 @dataclass(frozen=True)
-class Hole:
-    """A cell of a table in which some runs have no number. Diverged runs are results, and no holes."""
+class Unfilled:
+    """A cell of a table in which some runs have no number. A diverged run has a result."""
 
     row: str
     column: str
     runs: tuple[EntryStatus, ...]
 
 
-def holes(table: Table) -> list[Hole]:
+def unfilled(table: Table) -> list[Unfilled]:
     """Return the cells without all of their numbers, in the order of the table."""
     found = []
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             missing = tuple(s for s in cell.runs if s.value is None and s.state not in ("diverged", NO_UNIT))
             if missing:
-                found.append(Hole(row.whole_title, column.title, missing))
+                found.append(Unfilled(row.whole_title, column.title, missing))
     return found
 
 

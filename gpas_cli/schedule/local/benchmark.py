@@ -24,6 +24,7 @@ from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.process import Lease, Slots
 from gpas_cli.schedule.process import job_environment
+from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import BenchRequest, bench_request
 from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
@@ -63,7 +64,7 @@ def bench(
     here = slots.machine
     grouped: dict[Shape, list[StageJob]] = {}
     for job in stage_jobs(entries).values():
-        if job.kind == "pretrain":
+        if job.kind == PRETRAIN:
             device = "cuda" if here.gpus else "cpu"
             grouped.setdefault(shape(job.cell.to_mapping(), device, here.needs(job.resources)), []).append(job)
     costs = {key: cost_of(jobs[0].cell, here, jobs[0].resources, seconds) for key, jobs in grouped.items()}

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +135,7 @@ class Spawner:
     """A launcher of attempts on this machine. The attempt directory is appended to `command`."""
 
     project: Project
-    snapshot: Snapshot
+    code: Callable[..., Snapshot]  # of the extensions `uses`
     submitter: Submitter
     command: Sequence[str] = JOB
 
@@ -151,7 +151,7 @@ class Spawner:
         attempt = create_attempt(runs, record)
         alive = locks.hold(alive_path(attempt))
         try:
-            child = self._launch(attempt, lease, alive)
+            child = self._launch(attempt, self.code(uses=job.uses), lease, alive)
         except OSError as error:
             record_exit(attempt, _NOT_STARTED, None, error=f"could not be started: {advise(error)}")
             raise
@@ -162,12 +162,12 @@ class Spawner:
             write_record(process_path(attempt), process)
         return Process(attempt, child)
 
-    def _launch(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
+    def _launch(self, attempt: AttemptDir, code: Snapshot, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
         with append_regular(attempt.log_path) as log:
             return subprocess.Popen(
                 [*self.command, str(attempt.path)],
                 cwd=self.project.config.parent,
-                env=job_environment(self.snapshot.path, {**lease.variables, **self.project.variables}),
+                env=job_environment(code.path, {**lease.variables, **self.project.variables}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -176,12 +176,13 @@ class Spawner:
             )
 
     def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
+        code = self.code(uses=job.uses)
         return attempt_of(
             job.record(),
             executor="local",
             created=time.time(),
-            code=self.snapshot.code,
-            git=dict(self.snapshot.git),
+            code=code.code,
+            git=dict(code.git),
             submitter=self.submitter.author,
             devices=tuple(lease.devices),
             cache=str(self.project.cache),

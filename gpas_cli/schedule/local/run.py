@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -95,7 +96,9 @@ class LocalRun:
             require_libraries(t.job for t in self._in("waiting"))
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
-            code = snapshot(runs, project=self.project.config.parent)
+            code = cache(partial(snapshot, runs, project=self.project.config.parent))
+            for task in self._in("waiting"):
+                code(uses=task.job.uses)
             self._spawner = Spawner(self.project, code, self.claims.submitter, self._command)
         except BaseException:
             self.claims.close()

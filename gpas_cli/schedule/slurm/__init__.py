@@ -16,3 +16,24 @@ No job is lost and none runs twice, whichever process dies: the claim of a stage
 and an element whose cells another submission has claimed exits without touching them. A command that finds no trace of
 a submission in the queue can therefore claim its cells again, even if the old call of sbatch may still take effect.
 """
+
+import os
+import shutil
+from contextlib import suppress
+
+from gpas_cli.schedule.scheduler import Choice
+from gpas_cli.state.claims import LOCAL, SLURM
+
+
+def automatic() -> Choice | None:
+    """Return SLURM if its controller answers, this machine in a job of it, None if it is not installed."""
+    if shutil.which("sbatch") is None:
+        return None
+    from gpas_cli.schedule.slurm.client import SlurmError, run
+
+    if "SLURM_JOB_ID" in os.environ:
+        return Choice(LOCAL)
+    with suppress(SlurmError):
+        if "is UP" in run("scontrol", "ping", patience=20.0):
+            return Choice(SLURM)
+    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")

@@ -10,16 +10,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.process import without_secrets
-from gpas_cli.schedule.scheduler import Choice, ProfileUse
+from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.schedule.slurm import submission
-from gpas_cli.state.claims import LOCAL, SLURM
 from gpas_cli.state.status import SchedulerJob
 
 _TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
@@ -121,27 +119,12 @@ def configuration() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
-_PING_SECONDS = 20.0  # time limit of `scontrol ping`
-
-
 def require() -> None:
     """Raise GpasError if sbatch is not installed."""
     if shutil.which("sbatch") is None:
         raise GpasError(
             "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
         )
-
-
-def automatic() -> Choice | None:
-    """Return SLURM if its controller answers, this machine in a job of it, None if it is not installed."""
-    if shutil.which("sbatch") is None:
-        return None
-    if "SLURM_JOB_ID" in os.environ:
-        return Choice(LOCAL)
-    with suppress(SlurmError):
-        if "is UP" in run("scontrol", "ping", patience=_PING_SECONDS):
-            return Choice(SLURM)
-    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
 
 
 def seconds(words: str) -> float:
@@ -196,11 +179,6 @@ def _is_held(state: str, reason: str) -> bool:
     lowered = reason.lower()
     held = lowered.startswith("jobheld") or ("requeued" in lowered and "held" in lowered)
     return state in _HELD or (state in _WAITING and held)
-
-
-def _in_line(state: str, reason: str) -> bool:
-    """Return whether a job waits for free nodes."""
-    return state == "PENDING" and reason not in _NOT_IN_LINE and not _is_held(state, reason)
 
 
 @dataclass(frozen=True)
@@ -271,7 +249,7 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
         if not (mine := text[: _ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", _ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, _HEAD)
-        if everyone and _in_line(state, reason):
+        if everyone and state == "PENDING" and reason not in _NOT_IN_LINE and not _is_held(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
         if mine:

@@ -30,7 +30,7 @@ from gpas_cli.schedule.scheduler import (
     reason_of,
     summarise,
 )
-from gpas_cli.schedule.slurm import client, script
+from gpas_cli.schedule.slurm import automatic, client, script
 from gpas_cli.schedule.slurm.client import Job, used_by_profile
 from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.queue import SlurmView, state_of
@@ -82,15 +82,15 @@ class _SlurmRun:
                 self._submit()
             time.sleep(_POLL_SECONDS)
         self._observe()
-        return self._summary()
+        endings = {key: Ending(status, reason_of(status)) for key, status in self._seen.items()}
+        return summarise(self._request.entries, endings)
 
     def _observe(self) -> None:
-        runs = self.submitter.project.runs
-        alive = SchedulerView(runs)
+        alive = SchedulerView(self.submitter.project.runs)
         ended = False
         for key, job in self._jobs.items():
             before = self._seen.get(key)
-            self._seen[key] = observe(runs, key, alive)
+            self._seen[key] = observe(alive.runs, key, alive)
             if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
                 self._reporter.finished(job, self._seen[key])
                 ended = True
@@ -134,10 +134,6 @@ class _SlurmRun:
             waiting=tuple(job for job, seen in jobs if seen.state == "queued"),
             ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
         )
-
-    def _summary(self) -> RunSummary:
-        endings = {key: Ending(status, reason_of(status)) for key, status in self._seen.items()}
-        return summarise(self._request.entries, endings)
 
 
 _TOGETHER = 1000  # elements of one array in a call of scancel
@@ -199,7 +195,7 @@ class SlurmScheduler(Scheduler):
         self._view = SlurmView(scan)
 
     require = staticmethod(client.require)
-    automatic = staticmethod(client.automatic)
+    automatic = staticmethod(automatic)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of a stage from the queue. A claim without an array belongs to a submitting process."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
 def _by_profile(jobs: Sequence[StageJob]) -> list[list[StageJob]]:
     found: dict[str, list[StageJob]] = {}
     for job in jobs:
-        asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind}
+        asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind, "uses": job.uses}
         found.setdefault(json.dumps(asked, sort_keys=True), []).append(job)
     return list(found.values())
 
@@ -276,7 +277,7 @@ class ArraySubmitter:
                 yield array, self._script(array, submission.folder(self.project.runs) / name, code)
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
-        code = snapshot(self.project.runs, project=self.project.config.parent)
+        copy = cache(partial(snapshot, self.project.runs, project=self.project.config.parent))
         largest = _max_array_size()
         sized = [_adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
         self._reduced = {job.key for job, reduced in sized if reduced}
@@ -288,13 +289,15 @@ class ArraySubmitter:
             while pending:
                 array = pending.pop(0)
                 try:
-                    made, job = self._submit(array, code, claims, done.seen)
+                    made, job = self._submit(array, copy(uses=array.first.uses), claims, done.seen)
                 except SlurmError as error:
                     if not (error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)):
                         raise _refused(error, array, done) from error
                     pending = self._after_full_queue(array, pending, error, done)
                     continue
-                done.batches.append(_batch(made, job))
+                size = count(sum(map(bool, made.record.keys)), "element")
+                text = f"{made.name} as SLURM job {job or '(unknown)'}: {size}"
+                done.batches.append(JobBatch(made.name, job, made.record.keys, text))
                 done.jobs += len(array.jobs)
                 if job:
                     placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
@@ -406,11 +409,6 @@ class ArraySubmitter:
         # A site's wrapper around sbatch may print further lines before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
-
-
-def _batch(made: Submission, job: str) -> JobBatch:
-    size = count(sum(map(bool, made.record.keys)), "element")
-    return JobBatch(made.name, job, made.record.keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:

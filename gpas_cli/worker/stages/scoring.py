@@ -1,5 +1,4 @@
-"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, quantised weights,
-translations."""
+"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, translations."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from gpas_cli.evaluate import importance, layer_statistics
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
 from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
-from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
 from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
@@ -178,7 +176,7 @@ def open_network(stage: StageContext) -> OpenedModel:
     assert stage.cell.network is not None
     network = stage.cell.network
     stage.emit(Phase("reading the network", network.source))
-    found = find_network(network, stage.root, stage.cache, lambda what: stage.emit(Phase(what)))
+    found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
     opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
     facts = found.provenance()
     what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
@@ -246,24 +244,18 @@ def run_importance(stage: StageContext) -> Outcome:
     known: Iterable[Removal | RemovalScore] = ()
     if stage.world.leads:
         known = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
-    subject, section = _subject(stage), stage.parameters
+    subject, section = subject_of(stage), stage.parameters
     outcome = importance.measure(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
     return _with_tokens(stage, outcome, subject.tokenizer)
 
 
-def run_quantised(stage: StageContext) -> Outcome:
-    """Measure the perplexity at each number of bits that no earlier attempt has measured of this network."""
-    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
-    return measure_quantised(_subject(stage), stage.parameters, stage.emit, stage.stop, earlier)
-
-
 def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
-    subject = _subject(stage)
+    subject = subject_of(stage)
     return _with_tokens(stage, layer_statistics.measure(subject, stage.emit, stage.stop), subject.tokenizer)
 
 
-def _subject(stage: StageContext) -> Subject:
+def subject_of(stage: StageContext) -> Subject:
     """Return the network that a stage measures, with its validation text, or the text that the stage names."""
     if stage.cell.network:
         return _network_subject(stage)

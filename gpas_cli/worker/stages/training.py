@@ -1,15 +1,13 @@
-"""The stages that train: pretraining, the first stage of every cell, finetuning, and finetuning on tasks."""
+"""The stages that train: pretraining, the first stage of every cell, and finetuning."""
 
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
-from gpas_cli.checkpoints import short_name
-from gpas_cli.evaluate.glue import finetune_on_tasks
-from gpas_cli.events import Emit, Outcome, Score
+from gpas_cli.events import Emit, Outcome
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.outputs import last_checkpoint, recorded_events, text_of
+from gpas_cli.state.outputs import last_checkpoint, text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint import discard
@@ -41,7 +39,7 @@ def _is_over(attempt: AttemptDir) -> bool:
         return False
 
 
-def _run_paths(stage: StageContext) -> RunPaths:
+def run_paths(stage: StageContext) -> RunPaths:
     """Return the folders of the attempt, after deleting the checkpoints that earlier ones did not finish."""
     here = stage.directory
     earlier = [attempt for attempt in deciding(stage.runs, stage.attempt.key) if attempt.number < here.number]
@@ -51,7 +49,7 @@ def _run_paths(stage: StageContext) -> RunPaths:
     return RunPaths(here.checkpoints, before, cache=stage.cache, root=stage.root, code=stage.attempt.code)
 
 
-def _all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:
+def all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:
     """Return a context with an `Emit` for the journal and the sinks that the attempt asks for."""
     attempt = stage.attempt
     here = stage.directory
@@ -60,7 +58,7 @@ def _all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:
     return opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads)
 
 
-def _execution(stage: StageContext) -> Execution:
+def execution(stage: StageContext) -> Execution:
     attempt = stage.attempt
     return Execution(attempt.cadence, stage.stop, attempt.resources, stage.world, attempt.watch)
 
@@ -69,29 +67,13 @@ def run_pretraining(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     teacher = stage.cell.teacher()
     gates = last_checkpoint(stage.runs, teacher.trained.key) if teacher else None
-    with _all_recipients(stage) as emit:
-        return train(stage.cell, _run_paths(stage), emit, _execution(stage), gates)
+    with all_recipients(stage) as emit:
+        return train(stage.cell, run_paths(stage), emit, execution(stage), gates)
 
 
 def run_finetuning(stage: StageContext) -> Outcome:
     """Finetune the network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     pretrained = stage.trained_checkpoint()
     tokenizer = text_of(pretrained).tokenizer
-    with _all_recipients(stage) as emit:
-        return finetune(stage.cell, pretrained, _run_paths(stage), emit, _execution(stage), tokenizer)
-
-
-def run_glue(stage: StageContext) -> Outcome:
-    """Finetune the network on each task at each rate that no earlier attempt has scored."""
-    pretrained = stage.trained_checkpoint()
-    with _all_recipients(stage) as emit:
-        return finetune_on_tasks(
-            stage.cell,
-            pretrained,
-            short_name(pretrained),
-            stage.tokenizer(),
-            _run_paths(stage),
-            emit,
-            _execution(stage),
-            recorded_events(stage.runs, stage.attempt.key, Score),
-        )
+    with all_recipients(stage) as emit:
+        return finetune(stage.cell, pretrained, run_paths(stage), emit, execution(stage), tokenizer)

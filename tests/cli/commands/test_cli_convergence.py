@@ -39,18 +39,18 @@ def test_a_method_that_is_below_its_base_from_the_start_is_as_many_times_faster(
 
 
 def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(project: Face) -> None:
-    drawn = project("figure", "tiny", "--convergence", "--json").json
+    drawn = project("figure", "convergence", "tiny", "--json").json
     (panel,), (speed,) = drawn["panels"], drawn["speeds"]
     assert panel["level"] == pytest.approx(10.15 + 0.1)  # 10.1 and 10.2 at the end, and 4 / 40
     assert [one["title"] for one in panel["series"]] == ["Pre-LN", "Pre-LN + GPAS, speed-up 4.00"]
     assert [line["points"] for line in panel["lines"]] == [[[10.0, panel["level"]]]]
     assert (speed["method"], speed["speedups"], speed["updates"]) == ("Pre-LN + GPAS", [4.0, 4.0], [10.0, 10.0])
-    back = project("figure", "tiny", "--convergence", "--against", "gate=gpas", "-o", "slow.svg").out
+    back = project("figure", "convergence", "tiny", "--against", "gate=gpas", "-o", "slow.svg").out
     assert "Pre-LN: does not reach the final loss of Pre-LN + GPAS." in back
     assert (project.folder / "slow.svg").is_file()
     project.edit(", against: {gate: none}}", "}", 1)
-    assert "declares no `against`; name the base" in project("figure", "tiny", "--convergence", expect=2).err
-    alone = project("figure", "tiny", "--convergence", "--where", "gate=none", "--against", "gate=none", expect=2)
+    assert "declares no `against`; name the base" in project("figure", "convergence", "tiny", expect=2).err
+    alone = project("figure", "convergence", "tiny", "--where", "gate=none", "--against", "gate=none", expect=2)
     assert "none of the 2 cells has a finished training whose base has finished too" in alone.err
 
 
@@ -94,9 +94,9 @@ def test_the_best_of_an_axis_and_its_envelope(tmp_path: Path) -> None:
     base, gated = project("table", "--best", "optim.lr", "--json").json["rows"]
     assert [row["cells"][0]["mean"] for row in (base, gated)] == [101.5, 101.5]
     assert {run["name"] for run in base["cells"][0]["others"]} == {"tiny/s1-lr0.001", "tiny/s2-lr0.001"}
-    drawn = project("figure", "tiny", "--envelope", "optim.lr", "--json").json
+    drawn = project("figure", "envelope", "tiny", "--over", "optim.lr", "--json").json
     assert [line["points"] for line in drawn["lines"]] == [[[0.002, 101.5]], [[0.002, 101.5]]]
-    said = project("figure", "tiny", "--envelope", "optim.lr", "-o", "rates.svg").out
+    said = project("figure", "envelope", "tiny", "--over", "optim.lr", "-o", "rates.svg").out
     assert "Pre-LN: best 101.50 at optim.lr 0.002" in said
     assert (project.folder / "rates.svg").is_file()
-    assert "did you mean 'optim.lr'" in project("figure", "tiny", "--envelope", "optim.rl", expect=2).err
+    assert "did you mean 'optim.lr'" in project("figure", "envelope", "tiny", "--over", "optim.rl", expect=2).err

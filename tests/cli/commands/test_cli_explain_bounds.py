@@ -8,7 +8,7 @@ import yaml
 from attempts import make_attempt
 from face import gpas
 
-from gpas_cli.cli.commands.explain import print_theory
+from gpas_cli.cli.views.bounds import print_theory
 from gpas_cli.evaluate.theory import examine
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load

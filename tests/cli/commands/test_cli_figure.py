@@ -124,12 +124,18 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
         (("--at", "1", "--map"), "--at, --layers and --map exclude each other"),
         (("--what", "gate", "--from", "5"), "--from: gate is drawn over layers; --layers draws it over updates"),
         (("--against", "gate"), "--against gate is not AXIS=LABEL"),
-        (("--paper", "gpas-9"), "no paper has a figure 'gpas-9'"),
-        (("--paper", "gpas-2", "--grid", "h"), "no grid 'h'"),
-        (("--paper", "gpas-2", "g"), "to draw it from other cells, name a grid with --grid"),
-        (("--paper", "gpas", "-o", "a.pdf"), "a.pdf is one file, and 8 figures are drawn: name a folder"),
-        (("--toy",), "add --paper NAME"),
-        (("--paper", "spike-9", "--toy"), "no grid at quickstart size has the cells of spike-9; leave out --toy"),
+        (("paper", "gpas-9"), "no paper has a figure 'gpas-9'"),
+        (("paper", "gpas-2", "--grid", "h"), "no grid 'h'"),
+        (("paper", "gpas-2", "g"), "no paper has a figure 'g'"),
+        (("paper", "gpas", "-o", "a.pdf"), "a.pdf is one file, and 8 figures are drawn: name a folder"),
+        (("--toy",), "--toy is an option of `gpas figure paper`"),
+        (("g", "--grid=g"), "--grid is an option of `gpas figure paper`"),
+        (("scaling", "g", "--layers", "1"), "--layers is an option of `gpas figure curves`"),
+        (("envelope", "g", "--every-run"), "--every-run is an option of `gpas figure curves`"),
+        (("paper", "gpas-4", "--growth"), "--growth is an option of `gpas figure curves`"),
+        (("convergence", "g", "--over", "seed"), "--over is an option of `gpas figure envelope`"),
+        (("--scaling",), "No such option: --scaling"),
+        (("paper", "spike-9", "--toy"), "no grid at quickstart size has the cells of spike-9; leave out --toy"),
     ],
 )
 def test_mistakes(project: Face, words: tuple[str, ...], message: str) -> None:
@@ -173,7 +179,7 @@ def test_ratios_of_cells_with_and_without_a_gate(project: Face) -> None:
 
 
 def test_a_figure_of_a_paper_from_another_grid(project: Face) -> None:
-    done = project("figure", "--paper", "gpas-4", "--grid", "g", "--json")
+    done = project("figure", "paper", "gpas-4", "--grid", "g", "--json")
     (figure,) = done.json["figures"]
     assert (figure["number"], figure["note"]) == ("4", "size: tiny, grid g")
     assert [panel["title"] for panel in figure["panels"]] == ["(a) Pre-LN", "(b) Pre-LN + GPAS"]
@@ -181,7 +187,7 @@ def test_a_figure_of_a_paper_from_another_grid(project: Face) -> None:
 
 def test_files_of_figures_of_papers(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    project("figure", "--paper", "gpas-4", "--grid", "g", "-o", "papers")
+    project("figure", "paper", "gpas-4", "--grid", "g", "-o", "papers")
     assert sorted(path.name for path in (project.folder / "papers").iterdir()) == [
         "gpas-4.pdf",
         "gpas-4.png",
@@ -194,12 +200,12 @@ def test_files_of_figures_of_papers(project: Face) -> None:
 
 
 def test_a_figure_that_cannot_be_drawn_names_its_cells_and_the_command(project: Face) -> None:
-    missing = project("figure", "--paper", "gpas-7", "--grid", "g", expect=3)
+    missing = project("figure", "paper", "gpas-7", "--grid", "g", expect=3)
     assert "1 cell without a result: g/lns-gpas-s2." in missing.out
     assert "gpas run grid g --where norm=lns --where gate=gpas --where seed=2" in missing.out
-    undeclared = project("figure", "--paper", "gpas-2", expect=3)
+    undeclared = project("figure", "paper", "gpas-2", expect=3)
     assert "experiments.yaml declares no grid 'table2'" in undeclared.out
-    assert "At quickstart size: gpas figure --paper gpas-2 --toy" in undeclared.out
+    assert "At quickstart size: gpas figure paper gpas-2 --toy" in undeclared.out
 
 
 def test_a_figure_in_the_terminal(project: Face) -> None:
@@ -211,17 +217,17 @@ def test_a_figure_in_the_terminal(project: Face) -> None:
 
 def test_too_few_sizes_for_a_power_law(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    said = project("figure", "g", "--scaling", "-o", "s.svg")
+    said = project("figure", "scaling", "g", "-o", "s.svg")
     assert "Wrote s.svg." in said.out
     assert "too few sizes" in said.out
     assert "1 cell of 8 without a result." in said.out
-    document = project("figure", "g", "--scaling", "--json").json
+    document = project("figure", "scaling", "g", "--json").json
     assert [panel["x"] for panel in document["panels"]] == ["parameters N", "training FLOPs C"]
     assert document["laws"][0]["words"] == "1 size; a power law needs 3"
     assert (
         "nothing to draw"
         in project(
-            "figure", "g", "--scaling", "--where", "norm=lns", "--where", "gate=gpas", "--where", "seed=2", expect=2
+            "figure", "scaling", "g", "--where", "norm=lns", "--where", "gate=gpas", "--where", "seed=2", expect=2
         ).err
     )
 
@@ -229,7 +235,7 @@ def test_too_few_sizes_for_a_power_law(project: Face) -> None:
 def test_cells_that_were_cancelled_are_retried(tmp_path: Path) -> None:
     face = trained(tmp_path)
     (missing,) = [entry for entry in face.entries("g") if entry.name == "lns-gpas-s2"]
-    words = ("figure", "--paper", "gpas-3a", "--grid", "g", "--json")
+    words = ("figure", "paper", "gpas-3a", "--grid", "g", "--json")
     assert face(*words, expect=None).json["figures"][0]["command"].startswith("gpas run grid g")
     face.recorded(missing, ("outcome", end("cancelled")))
     assert face(*words, expect=None).json["figures"][0]["command"] == "gpas retry g/lns-gpas-s2"

@@ -8,7 +8,7 @@ import pytest
 from face import START, TRAINED, Face, end, step
 
 from gpas_cli.cli.commands import logs
-from gpas_cli.cli.commands.logs import AttemptLog
+from gpas_cli.cli.views.log import AttemptLog
 from gpas_cli.events import event_of
 from gpas_cli.store import journal
 from gpas_cli.store.journal import Journal, encode

@@ -184,7 +184,6 @@ def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     (face.folder / "text/long.txt").write_text("gate norm depth\n\n" * 2000)
     said = face("plan").out
     assert "text/long.txt: the training text is read about " in said
-    assert "layout: pad cuts off about " in said
 
 
 OWN_SIZES = """\

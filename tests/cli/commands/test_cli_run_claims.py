@@ -133,13 +133,6 @@ def test_where_limits_what_is_run_and_not_what_is_judged(claimed: Face) -> None:
     assert not any("post" in name for name in ran(claimed))
 
 
-def test_until_declared_adds_no_seed(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -1.0})
-    found = run(claimed, "helps", "--until", "declared", expect=Exit.INCOMPLETE)
-    assert found["claims"][0]["parts"][0]["seeds"] == [1, 2]
-    assert not seeds_path(claimed.folder / "experiments.yaml").exists()
-
-
 def test_a_dry_run_changes_nothing(claimed: Face) -> None:
     found = claimed("run", "claims", "helps", *LOCAL, "--dry-run", "--json", expect=Exit.INCOMPLETE).json
     (following,) = found["next"]
@@ -211,6 +204,5 @@ def test_a_run_that_diverges_prevents_support(claimed: Face) -> None:
 
 def test_mistakes_are_named(claimed: Face) -> None:
     assert "did you mean 'helps'" in claimed("run", "claims", "help", expect=Exit.USAGE).err
-    assert "valid: decided, declared" in claimed("run", "claims", "helps", "--until", "done", expect=Exit.USAGE).err
     missing = claimed("run", "claims", "gpas-lowers-perplexity", "--toy", expect=Exit.USAGE).err
     assert "needs quickstart, which experiments.yaml does not declare" in missing

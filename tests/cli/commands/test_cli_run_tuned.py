@@ -106,7 +106,7 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     assert "Validation perplexity by optim.lr" in said.err
     assert "Its figure: gpas run tuned small --out search.svg" in said.err
     (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
-    assert claim["command"] == "gpas run claims gate-lowers --tuned --until decided --max-seeds 8"
+    assert claim["command"] == "gpas run claims gate-lowers --tuned --max-seeds 8"
     assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
     assert not face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]["n"]
 

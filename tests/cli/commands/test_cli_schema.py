@@ -139,18 +139,18 @@ def test_a_rebuilt_database_is_as_declared(face: Face) -> None:
 def test_a_figure_is_as_declared(made: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     said = made("figure", "small", "--what", "loss", "--json", "-o", "a", "-o", "b.pdf")
-    check("figure", said.json)
+    check("figure curves", said.json)
     assert said.json["files"] == ["a.svg", "a.png", "b.pdf"]
     assert said.json["series"][0]["points"]
 
 
 def test_figures_of_papers_are_as_declared(read: Face) -> None:
-    said = read("figure", "--paper", "gpas-2", "--grid", "small", "--json")
+    said = read("figure", "paper", "gpas-2", "--grid", "small", "--json")
     check("figure paper", said.json)
     (figure,) = said.json["figures"]
     assert (figure["name"], figure["number"], figure["grid"]) == ("gpas-2", "2", "small")
     assert figure["panels"][0]["series"]
-    check("figure scaling", read("figure", "small", "--scaling", "--json").json)
+    check("figure scaling", read("figure", "scaling", "small", "--json").json)
 
 
 @pytest.mark.long
@@ -178,9 +178,7 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    # `gpas figure` with --paper, --convergence and --scaling prints documents of their own.
-    own = {f"gpas figure {name}" for name in ("paper", "convergence", "scaling")}
-    assert speaking == {f"gpas {name}" for name in DOCUMENTS} - own
+    assert speaking == {f"gpas {name}" for name in DOCUMENTS}
 
 
 def test_the_schema_of_a_command_is_printed(face: Face) -> None:

@@ -11,7 +11,8 @@ from scored import finish_cells
 
 from gpas_cli.cli import console, selection
 from gpas_cli.cli.commands import status
-from gpas_cli.cli.commands.status import View, observed
+from gpas_cli.cli.commands.status import View
+from gpas_cli.cli.selection import observed
 
 
 @pytest.fixture

@@ -38,4 +38,4 @@ def test_laws_of_decoders_are_refused_for_a_cell_with_an_encoder(monkeypatch: py
     )
     monkeypatch.setattr(theory, "find_cells", lambda names: [SimpleNamespace(cell=cell)])
     with pytest.raises(GpasError, match="only for decoders"):
-        theory.norms("translating")
+        theory.norms(cell="translating")

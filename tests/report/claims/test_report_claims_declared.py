@@ -327,12 +327,6 @@ def test_no_seed_beyond_the_maximum_or_for_a_decided_part() -> None:
     assert [candidate.at for candidate in found] == [(0, 1)]
 
 
-def test_only_declared_seeds() -> None:
-    assert candidates([assessed({"pre": NOISE})], 0.05, 8, declared_only=True) == []
-    (found,) = candidates([assessed({"pre": (*NOISE, None, None)})], 0.05, 8, declared_only=True)
-    assert found.seeds == (7, 8)
-
-
 def test_the_chance_grows_with_the_effect_and_with_seeds() -> None:
     small = assessed({"pre": (-0.5, 0.2, -0.6, 0.1)}).parts[0]
     large = assessed({"pre": (-0.8, -0.5, -0.9)}).parts[0]

@@ -14,6 +14,7 @@ from report_cells import entry
 from shipped import cells_of
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.glue import Glue
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.printed import printed_named
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
@@ -23,7 +24,6 @@ from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN, Sheet
 from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.finetune import Glue
 from gpas_cli.spec.optim import optimizer_settings
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from

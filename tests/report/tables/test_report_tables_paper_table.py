@@ -25,10 +25,11 @@ from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import Table
-from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, holes, place_name, remedies
+from gpas_cli.report.tables.table_place import Place, find_place, place_name, remedies, unfilled
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
+from gpas_cli.state.status import RETRIED
 
 Declared = dict[str, tuple[Grid, list[Entry]]]
 Parts = dict[str, list[tuple[Table, Serving | None]]]
@@ -114,7 +115,7 @@ def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared
     lacking = paper_table(found, {}, missing)
     assert {row.cells[0].status for row in lacking.rows if row.key != unit.key} == {"unit missing"}
     title = ", ".join(filter(None, (unit.section, unit.title)))
-    assert [hole.row for hole in holes(lacking) if hole.column == table.columns[0].title] == [title]
+    assert [cell.row for cell in unfilled(lacking) if cell.column == table.columns[0].title] == [title]
     assert f"relative to the number of {title}; while it has none, unit missing" in note_of(lacking, "compared")
 
 

@@ -14,12 +14,12 @@ from torch import nn
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate.quantisation import measure_quantised, quantised, rounded
 from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Score
+from gpas_cli.extensions.quantised import EXTENSION, PERPLEXITY, RISE
+from gpas_cli.extensions.quantised.rounding import measure_quantised, quantised, rounded
 from gpas_cli.model.fold import fold
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.stage import BY_BITS, STAGE_KINDS
 from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.training import prepare_text
@@ -178,4 +178,4 @@ def test_the_order_of_the_bits_does_not_count() -> None:
 
 
 def test_the_metrics_by_bits_are_those_of_the_stage() -> None:
-    assert tuple(metric.name for metric in STAGE_KINDS["quantised"].metrics) == BY_BITS
+    assert [metric.name for metric in EXTENSION.stages[0].metrics] == [PERPLEXITY, RISE]

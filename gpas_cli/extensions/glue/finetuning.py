@@ -20,19 +20,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpas_cli import __version__
-from gpas_cli.data.glue import LabelledRows, TaskRows, prepare_task
+from gpas_cli.checkpoints import short_name
 from gpas_cli.data.loader import MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.downstream import standard_error
 from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spike, Step, Warned
+from gpas_cli.extensions.glue import Glue
+from gpas_cli.extensions.glue.examples import LabelledRows, TaskRows, prepare_task
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.finetune import Glue
+from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.finetune import start_from, with_recipe
 from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, run_training
+from gpas_cli.worker.stages.context import StageContext
+from gpas_cli.worker.stages.training import all_recipients, execution, run_paths
 
 _KIND = "glue"
 _HARNESS = f"gpas_cli {__version__}, finetuned"
@@ -72,6 +76,22 @@ class _Training:
             resumed = self.first + event.resumed_from if event.resumed_from else None
             return replace(event, detail=event.detail or self.name, resumed_from=resumed)
         return event if isinstance(event, Warned) else None
+
+
+def run(stage: StageContext) -> Outcome:
+    """Finetune the network on each task at each rate that no earlier attempt has scored."""
+    pretrained = stage.trained_checkpoint()
+    with all_recipients(stage) as emit:
+        return finetune_on_tasks(
+            stage.cell,
+            pretrained,
+            short_name(pretrained),
+            stage.tokenizer(),
+            run_paths(stage),
+            emit,
+            execution(stage),
+            recorded_events(stage.runs, stage.attempt.key, Score),
+        )
 
 
 def finetune_on_tasks(
@@ -141,7 +161,8 @@ def _run(
     """Run one training, or the rest of it; return its outcome, and its scores if it is done, after recording them."""
     spec: Glue = cell.parameters(_KIND)
     rows = training.rows.train
-    recipe = with_recipe(cell, spec, spec.optim(training.rate, len(rows)), "pad")
+    settings = {"dropout": spec.dropout, "precision": spec.precision, "seed": spec.seed}
+    recipe = with_recipe(cell, spec.optim(training.rate, len(rows)), "pad", spec.length, **settings)
     own = next(stage.key for stage in cell.stages if stage.kind == _KIND)
     scorer = _Scorer(training, spec.batch, checkpoint)
     inputs = TrainingInputs(

@@ -26,11 +26,13 @@ from torch.nn.utils import parametrize
 
 from gpas_cli.evaluate.removal import Subject
 from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
+from gpas_cli.extensions.quantised import PERPLEXITY, RISE, UNQUANTISED, Quantised
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.stage import UNQUANTISED, Quantised
+from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.evaluate import evaluate
+from gpas_cli.worker.stages.context import StageContext
+from gpas_cli.worker.stages.scoring import subject_of
 
-_PERPLEXITY = "quantised_perplexity"
 _HARNESS = "gpas_cli, weights rounded to nearest"
 _DIGITS = 12  # of a fingerprint
 
@@ -74,6 +76,12 @@ def quantised(network: Llama, bits: int) -> Iterator[None]:
                 parametrize.remove_parametrizations(matrix, "weight", leave_parametrized=False)
 
 
+def run(stage: StageContext) -> Outcome:
+    """Measure the perplexity at each number of bits that no earlier attempt has measured of this network."""
+    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
+    return measure_quantised(subject_of(stage), stage.parameters, stage.emit, stage.stop, earlier)
+
+
 def measure_quantised(
     subject: Subject, section: Quantised, emit: Emit, stop: Stop, earlier: Iterable[Score]
 ) -> Outcome:
@@ -85,7 +93,7 @@ def measure_quantised(
     network = subject.network
     assert isinstance(network, Llama)
     text = " ".join(one[:_DIGITS] for one in subject.text.split())
-    same = (_PERPLEXITY, subject.name, text)
+    same = (PERPLEXITY, subject.name, text)
     known = {one.task: one.value for one in earlier if (one.metric, one.checkpoint, one.task_version) == same}
     emit(Phase("rounding weights"))
     for label, bits in section.widths.items():
@@ -99,13 +107,13 @@ def measure_quantised(
             )
         known[label] = found["perplexity"]
         tokens = int(found["tokens"])
-        emit(Score(label, _PERPLEXITY, known[label], tokens, None, text, _HARNESS, checkpoint=subject.name))
+        emit(Score(label, PERPLEXITY, known[label], tokens, None, text, _HARNESS, checkpoint=subject.name))
         emit(Step(len(known), loss=found["loss"], steps=len(section.widths)))
     subject.record_verified(emit)
     rises = {label: math.log(known[label] / known[UNQUANTISED]) for label, bits in section.widths.items() if bits}
     metrics = {
-        **{f"{_PERPLEXITY}/{label}": known[label] for label in section.widths},
-        **{f"quantised_rise/{label}": rise for label, rise in rises.items()},
+        **{f"{PERPLEXITY}/{label}": known[label] for label in section.widths},
+        **{f"{RISE}/{label}": rise for label, rise in rises.items()},
         "seconds": time.perf_counter() - began,
     }
     return Outcome("done", len(known), metrics=metrics)

@@ -1,6 +1,6 @@
-"""Stages, attempts, metrics and curves
+"""All tables
 
-Revision 0001, the first.
+Revision 0003. A database of 0001 or 0002, which earlier programs made, is made anew by `gpas db rebuild`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0003"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -27,11 +27,27 @@ def upgrade() -> None:
     op.create_table("metric", *_point_columns("metric"))
     op.create_table("curve", *_point_columns("curve", "step"), sqlite_with_rowid=False)
     op.create_table("layer_curve", *_point_columns("layer_curve", "step", "layer"), sqlite_with_rowid=False)
-
-
-def downgrade() -> None:
-    for table in ("layer_curve", "curve", "metric", "attempt", "stage"):
-        op.drop_table(table)
+    op.create_table(
+        "score",
+        sa.Column("attempt_id", sa.Integer(), nullable=False),
+        sa.Column("task", sa.Text(), nullable=False),
+        sa.Column("metric", sa.Text(), nullable=False),
+        sa.Column("value", sa.Double(), nullable=True),
+        sa.Column("stderr", sa.Double(), nullable=True),
+        sa.Column("examples", sa.Integer(), nullable=False),
+        sa.Column("shots", sa.Integer(), nullable=False),
+        sa.Column("task_version", sa.Text(), nullable=False),
+        sa.Column("harness", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_score_attempt_id"),
+        sa.PrimaryKeyConstraint("attempt_id", "task", "metric", name="pk_score"),
+    )
+    op.create_table(
+        "gpas_project",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("runs", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_gpas_project"),
+    )
 
 
 def _attempt_columns() -> list[sa.schema.SchemaItem]:
@@ -66,6 +82,9 @@ def _attempt_columns() -> list[sa.schema.SchemaItem]:
         sa.Column("journal_offset", sa.BigInteger(), nullable=False),
         sa.Column("journal_events", sa.Integer(), nullable=False),
         sa.Column("journal_damaged", sa.Integer(), nullable=False),
+        sa.Column("journal_mtime", sa.BigInteger()),
+        sa.Column("journal_tail", sa.BigInteger()),
+        sa.Column("gone", sa.Double()),
         sa.PrimaryKeyConstraint("id", name="pk_attempt"),
         sa.ForeignKeyConstraint(["stage_key"], ["stage.key"], name="fk_attempt_stage_key"),
         sa.UniqueConstraint("stage_key", "number", name="uq_attempt_stage_key"),

@@ -14,8 +14,8 @@ from recorder import stop_after
 
 from gpas_cli.data.prepare import token_caches
 from gpas_cli.errors import DataError
-from gpas_cli.evaluate.glue import finetune_on_tasks
 from gpas_cli.events import Checkpoint, Event, Outcome, Score, Step, Warned
+from gpas_cli.extensions.glue.finetuning import finetune_on_tasks
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring

@@ -28,7 +28,7 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, nearest
-from gpas_cli.spec.finetune import GLUE_HUB, GLUE_REVISION, GLUE_TASKS, TRAIN, Glue, GlueTask
+from gpas_cli.extensions.glue import HUB, REVISION, TASKS, TRAIN, Glue, Task
 
 _SETTING = "glue.data"
 _FEWEST, _MOST = 4, 12  # words of a line of the embedded tasks
@@ -68,7 +68,7 @@ class LabelledRows:
 class TaskRows:
     """The rows of a task: those to train on, and those of each score."""
 
-    task: GlueTask
+    task: Task
     train: LabelledRows
     held_out: Mapping[str, LabelledRows]
     tokenizer: str
@@ -79,11 +79,11 @@ class TaskRows:
         return disk.digest({"text": self.train.fingerprint, "tokenizer": self.tokenizer})
 
 
-def unreadable_reason(spec: Glue, root: Path) -> str:
+def unreadable_reason(spec: Glue, cache: Path, root: Path) -> str:
     """Return why the files of the tasks cannot be read, "" if no reason is found. Opens no file, uses no network."""
-    read = [GLUE_TASKS[task] for task in spec.tasks if not GLUE_TASKS[task].embedded]
+    read = [TASKS[task] for task in spec.tasks if not TASKS[task].embedded]
     try:
-        for task in read if spec.data != GLUE_HUB else ():
+        for task in read if spec.data != HUB else ():
             for split in (TRAIN, *task.held_out.values()):
                 _files(task, split, root / Path(spec.data).expanduser())
     except DataError as error:
@@ -93,7 +93,7 @@ def unreadable_reason(spec: Glue, root: Path) -> str:
 
 def prepare_task(name: str, spec: Glue, tokenizer: Tokenizer, root: Path, notify: Notify) -> TaskRows:
     """Return the rows of a task. Raises DataError if its files are unavailable, or have no or an invalid example."""
-    task = GLUE_TASKS[name]
+    task = TASKS[name]
     notify(f"reading {name}")
 
     def rows(split: str) -> LabelledRows:
@@ -140,7 +140,7 @@ def _fitted(parts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
 # Files
 
 
-def _files(task: GlueTask, split: str, folder: Path) -> list[Path]:
+def _files(task: Task, split: str, folder: Path) -> list[Path]:
     """Return the files of a split: <task>/<split>.jsonl, or <task>/<split>*.parquet. Raises DataError without any."""
     for form in (f"{split}.jsonl", f"{split}*.parquet"):
         if found := sorted(folder.glob(f"{task.name}/{form}")):
@@ -148,15 +148,15 @@ def _files(task: GlueTask, split: str, folder: Path) -> list[Path]:
                 check_file(path, f"{_SETTING}: ")
             return found
     if not folder.is_dir():
-        raise DataError(f"{_SETTING}: there is no folder {folder}; name {GLUE_HUB} or a folder with its files")
+        raise DataError(f"{_SETTING}: there is no folder {folder}; name {HUB} or a folder with its files")
     others = sorted({path.stem.partition("-")[0] for path in folder.glob(f"{task.name}/*")})
     hint = f"; the folder has {', '.join(others)}" if others else ""
     raise DataError(f"{_SETTING}: {folder / task.name} has no file {split}.jsonl or {split}*.parquet{hint}")
 
 
-def _read(task: GlueTask, split: str, spec: Glue, root: Path) -> Iterator[_Example]:
-    if spec.data == GLUE_HUB:
-        paths = [download(GLUE_HUB, f"{task.name}/{split}-00000-of-00001.parquet", GLUE_REVISION)]
+def _read(task: Task, split: str, spec: Glue, root: Path) -> Iterator[_Example]:
+    if spec.data == HUB:
+        paths = [download(HUB, f"{task.name}/{split}-00000-of-00001.parquet", REVISION)]
     else:
         paths = _files(task, split, root / Path(spec.data).expanduser())
     for path in paths:
@@ -171,7 +171,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _example(task: GlueTask, where: object, value: object) -> _Example:
+def _example(task: Task, where: object, value: object) -> _Example:
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: a {type(value).__name__}, not a record of {', '.join((*task.texts, 'label'))}")
     texts = tuple(text_of(value, name, where) for name in task.texts)
@@ -191,7 +191,7 @@ def _example(task: GlueTask, where: object, value: object) -> _Example:
 # The standard library
 
 
-def _embedded(task: GlueTask, split: str) -> Iterator[_Example]:
+def _embedded(task: Task, split: str) -> Iterator[_Example]:
     """Yield lines of source files, as many of each file, half of them with their words in another order.
 
     Hashes of the lines decide what could be random. A task with two texts has the halves of the lines.

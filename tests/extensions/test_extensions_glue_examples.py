@@ -13,12 +13,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from gpas_cli.data import glue
-from gpas_cli.data.glue import TaskRows, prepare_task, unreadable_reason
 from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.errors import DataError
-from gpas_cli.spec.finetune import GLUE_HUB, GLUE_REVISION, Glue
+from gpas_cli.extensions.glue import HUB, REVISION, Glue, examples
+from gpas_cli.extensions.glue.examples import TaskRows, prepare_task, unreadable_reason
 
 # Among the first records of the training splits of nyu-mll/glue, with its columns (MNLI: Williams et al. 2018, OANC
 # licence and others; QNLI from SQuAD: Rajpurkar et al. 2016, CC BY-SA 4.0; SST-2: Socher et al. 2013).
@@ -187,15 +186,15 @@ def test_a_split_without_examples_and_a_label_without_examples_are_errors(folder
 
 
 def test_missing_files_are_found_without_opening_any(folder: Path) -> None:
-    assert unreadable_reason(Glue(data="glue"), folder) == ""
-    assert unreadable_reason(Glue(), folder) == ""
-    assert unreadable_reason(Glue(data="none", tasks=("ordered", "halves")), folder) == ""
+    assert unreadable_reason(Glue(data="glue"), folder, folder) == ""
+    assert unreadable_reason(Glue(), folder, folder) == ""
+    assert unreadable_reason(Glue(data="none", tasks=("ordered", "halves")), folder, folder) == ""
     (folder / "glue/qnli/validation.jsonl").unlink()
-    reason = unreadable_reason(Glue(data="glue"), folder)
+    reason = unreadable_reason(Glue(data="glue"), folder, folder)
     assert "qnli has no file validation.jsonl or validation*.parquet; the folder has train" in reason
-    assert "there is no folder" in unreadable_reason(Glue(data="glu"), folder)
+    assert "there is no folder" in unreadable_reason(Glue(data="glu"), folder, folder)
     os.mkfifo(folder / "glue/qnli/validation.jsonl")
-    assert "validation.jsonl is not a file that can be read" in unreadable_reason(Glue(data="glue"), folder)
+    assert "validation.jsonl is not a file that can be read" in unreadable_reason(Glue(data="glue"), folder, folder)
 
 
 def test_the_hub_is_read_at_a_fixed_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +204,10 @@ def test_the_hub_is_read_at_a_fixed_commit(folder: Path, monkeypatch: pytest.Mon
         asked.append((repo, name, revision))
         return folder / "glue" / name
 
-    monkeypatch.setattr(glue, "download", download)
+    monkeypatch.setattr(examples, "download", download)
     found = prepare_task("mnli", Glue(), TOKENIZER, folder, lambda message: None)
     names = [f"mnli/{split}-00000-of-00001.parquet" for split in RECORDS["mnli"]]
-    assert asked == [(GLUE_HUB, name, GLUE_REVISION) for name in names]
+    assert asked == [(HUB, name, REVISION) for name in names]
     assert found.identity == prepared(folder, "mnli").identity
 
 

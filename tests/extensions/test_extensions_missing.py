@@ -1,0 +1,130 @@
+"""Each extension of the package is missing in turn: what does not need it works, what needs it names it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from attempts import attempt_at
+from face import Face, gpas, tiny
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.events import Outcome, Started
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.project import packaged
+from gpas_cli.spec import extensions
+from gpas_cli.spec.parse_cell import cell_from
+
+CACHES = (
+    extensions.extensions,
+    extensions.absent,
+    extensions.stage_kinds,
+    extensions.metrics,
+    extensions.measured_columns,
+)
+
+
+HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in extensions.IN_WHEEL}
+
+
+def forget() -> None:
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@contextmanager
+def replaced(name: str, module: object) -> Iterator[None]:
+    """Within the context, another module, or None for a missing one, stands for an extension."""
+    place = f"gpas_cli.extensions.{name}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, place, module)
+        forget()
+        yield
+    forget()
+
+
+@contextmanager
+def found_again(name: str) -> Iterator[None]:
+    with replaced(name, HEADS[name]):
+        yield
+
+
+@pytest.fixture(params=extensions.IN_WHEEL)
+def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of an extension that cannot be imported within the test."""
+    with replaced(request.param, None):
+        yield request.param
+
+
+def test_what_an_extension_brings_is_what_the_table_says() -> None:
+    for name, one in extensions.extensions().items():
+        assert one.name == name
+        assert {*(kind.name for kind in one.stages)} == {*extensions.IN_WHEEL[name]}
+
+
+def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
+    for setting in extensions.IN_WHEEL[hidden]:
+        whole = cell_from({"size": "71m", "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2}}).to_mapping()
+        assert setting not in whole
+        assert cell_from({**whole, setting: None}) == cell_from(whole)
+        with pytest.raises(InvalidExperiments, match=f"'{setting}' needs the extension {hidden}, which"):
+            cell_from({**whole, setting: {}})
+
+
+# For each extension that has a stage, sections of cells that have it, and metrics that it records.
+USES = {
+    "quantised": ("quantised: {bits: [4]}", {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25}),
+    "glue": (
+        "objective: mlm, family: bert, norm: post, glue: {tasks: [ordered], lr: [1e-3], length: 16}",
+        {"glue_accuracy/ordered": 62.5},
+    ),
+}
+
+
+def declared(section: str, value: str) -> str:
+    plain = {"size": "tiny", "data": "quickstart", "optim": "{lr: 1e-3, warmup: 1, steps: 40, batch: 2}"}
+    base = ", ".join(f"{name}: {value}" for name, value in plain.items())
+    return tiny(
+        f"  plain: {{base: {{{base}}}, axes: {{seed: [1, 2]}}}}\n"
+        f"  with: {{base: {{{base}, {section}}}, axes: {{seed: [1, 2]}}, "
+        f"table: {{rows: [seed], columns: size, value: {value}}}}}\n"
+    )
+
+
+def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
+    section, metrics = USES[hidden]
+    metric, value = next((name.partition("/")[0], value) for name, value in metrics.items())
+    with found_again(hidden):
+        project = Face(tmp_path / "project", declared(section, metric))
+        project.train_all()
+        for entry in project.entries("with"):
+            key = entry.cell.stages[-1].key
+            events = [Started(stage=hidden, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
+            attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=1)
+        assert project("status", "with", "--json").json["cells"][0]["state"] == "done"
+        shown = project("table", "plain").out
+    for words in ("--help", "plan plain", "status plain", "status", "why plain/s1", "db rebuild --yes"):
+        project(*words.split())
+    assert project("table", "plain").out == shown
+    for words in ("plan with", "status with", "table with", "run with --yes"):
+        said = project(*words.split(), expect=2)
+        assert f"'{hidden}' needs the extension {hidden}, which this installation does not have" in said.err
+    with found_again(hidden):
+        assert f"{value:.2f}" in project("table", "with").out
+
+
+def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
+    (tmp_path / "experiments.yaml").write_bytes(packaged("experiments.yaml").read_bytes())
+    for words in (["plan", "quickstart"], ["status"], ["status", "table2", "--all"]):
+        gpas(tmp_path, *words)
+    with found_again(hidden):
+        whole = expand(load(tmp_path / "experiments.yaml"), list(load(tmp_path / "experiments.yaml").grids))
+    needed = {entry.grid for entry in whole if any(stage.kind == hidden for stage in entry.cell.stages)}
+    experiments = load(tmp_path / "experiments.yaml")
+    assert set(experiments.grids) - set(experiments.available) == needed
+    assert [entry.key for entry in expand(experiments, experiments.available)] == [
+        entry.key for entry in whole if entry.grid not in needed
+    ]
