@@ -14,13 +14,8 @@ from gpas_cli.spec.parse_cell import parse_model
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMES = {
-    "pre": "pre",
-    "post": "post",
-    "deeppost": "deepnorm",
-    "sandwich": "sandwich",
-    "post_pre": "mix",
-    "lns": "lns",
-}
+    "pre": "pre", "post": "post", "deeppost": "deepnorm", "sandwich": "sandwich", "post_pre": "mix", "lns": "lns",
+}  # fmt: skip
 ACTIVATIONS = {"scale_silu": "silu-beta-8", "leaky_relu": "leaky-relu"}
 EMBEDS = {"embed_ln_rms": "rmsnorm", "embed_ln": "layernorm", "embed_scaled": "scaled", "embed_detach": "detach"}
 

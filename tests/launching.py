@@ -32,13 +32,10 @@ def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
     """Return a cell for a seed, whose fake job does `act`."""
     cell = cell_from(
         {
-            "size": "quickstart",
-            "data": "quickstart",
-            "seed": seed,
-            "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 2},
-            **more,
+            "size": "quickstart", "data": "quickstart", "seed": seed,
+            "optim": {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 2}, **more,
         }
-    )
+    )  # fmt: skip
     return Entry(cell=cell, grid="g", name=f"{act}-{seed}", axes={"act": act, "seed": seed})
 
 

@@ -64,9 +64,7 @@ def ending(folder: Path, cell: Cell) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
-def test_the_cells_of_a_block_train(
-    page: str, text: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_blocks(page: str, text: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Batches.at
 
     def begins_with_the_last_id(self: Batches, step: int) -> Batch:
@@ -99,11 +97,8 @@ def test_the_networks_of_a_block_are_measured(page: str, text: str, folder: Path
         assert cell.network.path, f"{page}: {entry.id} would be downloaded"
         for stage in cell.stages:
             facts = {
-                "stage": stage.kind,
-                "cell": cell.to_mapping(),
-                "cache": str(folder / "cache"),
-                "root": str(folder),
-            }
+                "stage": stage.kind, "cell": cell.to_mapping(), "cache": str(folder / "cache"), "root": str(folder),
+            }  # fmt: skip
             attempt = make_attempt(tmp_path / "runs", stage.key, facts)
             context = StageContext(cell, attempt.read_attempt(), attempt, silent, lambda: None, ALONE)
             assert runner(cell, stage.kind)(context).outcome == "done", f"{page}: {entry.id} {stage.kind}"

@@ -57,16 +57,10 @@ def test_a_started_job_of_version_1_has_its_facts() -> None:
 @pytest.mark.parametrize("cls", KINDS.values(), ids=KINDS)
 def test_an_event_with_all_its_fields_is_read_as_it_was_written(cls: type[Event]) -> None:
     samples = {
-        int: 3,
-        Number: 0.5,
-        str: "text",
-        bool: True,
-        Mapping[str, Any]: {"a": 1},
-        Mapping[str, str]: {"a": "b"},
-        Mapping[str, Sequence[Number]]: {"a": (0.5,)},
-        Mapping[str, Number | None]: {"a": 1.5},
+        int: 3, Number: 0.5, str: "text", bool: True, Mapping[str, Any]: {"a": 1}, Mapping[str, str]: {"a": "b"},
+        Mapping[str, Sequence[Number]]: {"a": (0.5,)}, Mapping[str, Number | None]: {"a": 1.5},
         Mapping[str, Sequence[Number | None]]: {"gate": (0.5, None)},
-    }
+    }  # fmt: skip
     samples |= {kind | None: value for kind, value in samples.items()}
     names = {name: kind for name, kind in get_type_hints(cls, include_extras=True).items() if name != "unread"}
     event = cls(**{name: samples[kind] for name, kind in names.items()})
@@ -93,10 +87,7 @@ def test_what_is_none_is_not_written_and_what_was_not_written_has_its_default() 
 
 
 def test_kinds_and_fields_of_a_newer_version_survive(tmp_path: Path) -> None:
-    values = [
-        {"kind": "weather", "sky": "blue", "rain": None},
-        {"kind": "step", "step": 3, "watts": 250, "loss": 2.5},
-    ]
+    values = [{"kind": "weather", "sky": "blue", "rain": None}, {"kind": "step", "step": 3, "watts": 250, "loss": 2.5}]
     found = [event_of({"n": 0, "t": 1.0, **each}) for each in values]
     assert found == [Unknown("weather"), Step(3, loss=2.5)]
     journal = Journal(tmp_path / "journal.jsonl")

@@ -1,14 +1,29 @@
-"""File replacement: atomic, optionally durable, with the requested permissions; and opening regular files only."""
+"""Files: replaced, opened, whose they are, on what file system; a link or FIFO in the place of a file is refused."""
 
 import errno
 import os
+import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from end_to_end import Toy
+from face import Face, face
+from users import ordinary
 
+from gpas_cli import file_systems
+from gpas_cli.errors import Exit
 from gpas_cli.files import append_regular, fsync, open_regular, parse_json, read_regular, replace_file
+from gpas_cli.permissions import _SHARING, advise, explain
+from gpas_cli.state import locks
+from gpas_cli.state.observe import observe
+from gpas_cli.store.rundir import AttemptDir
 
 
 def names(folder: Path) -> list[str]:
@@ -24,9 +39,7 @@ def test_bytes_and_text_replace_what_was_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -72,9 +85,7 @@ def test_permissions_do_not_depend_on_the_umask(tmp_path: Path, mode: int) -> No
     assert stat.S_IMODE((tmp_path / "asked").stat().st_mode) == mode
 
 
-def test_nobody_else_can_open_a_private_file_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_can_open_a_private_file_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     created = list[int]()
     monkeypatch.setattr(os, "fchmod", lambda file, mode: created.append(os.fstat(file).st_mode & 0o777))
     before = os.umask(0)
@@ -145,3 +156,197 @@ def test_nothing_waits_for_the_reader_of_a_fifo(tmp_path: Path) -> None:
 def test_whatever_is_not_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.name.startswith(("test_", "popen-", "pytest-")):  # pytest's own folders are private
+            folder.chmod(folder.stat().st_mode | 0o011)
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def test_a_file_of_another_user_is_named_with_its_owner_and_a_remedy(runs: Path) -> None:
+    lock = runs / ".lock"
+    lock.touch()
+    lock.chmod(0o444)
+    with ordinary(), pytest.raises(PermissionError) as caught:
+        locks.hold(lock)
+    with ordinary():
+        said = advise(caught.value)
+    owner = "root" if os.geteuid() == 0 else "belongs to"
+    assert said.startswith(f"no permission for {lock} as ")
+    assert owner in said
+    assert "-r--r--r--" in said
+    assert said.endswith(_SHARING)
+
+
+def test_the_folder_in_the_way_is_named(runs: Path) -> None:
+    runs.chmod(0o600)
+    try:
+        with ordinary():
+            seen = observe(runs, KEY)
+    finally:
+        runs.chmod(0o755)
+    assert seen.state == "unknown"
+    assert f"{runs} belongs to" in seen.evidence
+    assert "drw-------" in seen.evidence
+
+
+def test_other_errors_are_unchanged() -> None:
+    other = ValueError("[Errno 28] is no number")
+    assert advise(other) == explain(other) == str(other)
+    assert advise(PermissionError(1, "Operation not permitted")) == "Operation not permitted"
+    assert "`ulimit -u`" in advise(RuntimeError("can't start new thread"))
+    assert "`ulimit -u`" in advise(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+
+
+def test_a_full_or_read_only_file_system_is_named_with_its_path_and_a_remedy(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "runs"))
+    said = advise(full)
+    assert said.startswith(f"{tmp_path}/runs: No space left on device; free space on that file system")
+    assert explain(full) == f"{tmp_path}/runs: No space left on device"
+    assert "GPAS_RUNS_DIR" in advise(OSError(errno.EROFS, os.strerror(errno.EROFS), "runs"))
+    assert explain(OSError(None, "I/O error: No space left on device")) == "I/O error: No space left on device"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with two mounts, of which the last is NFS, below a local root."""
+    mounts = [("/", "ext4"), (str(tmp_path), "xfs"), (str(tmp_path), "nfs4"), (f"{tmp_path}/scratch", "tmpfs")]
+    listed = [SimpleNamespace(mountpoint=mountpoint, fstype=kind) for mountpoint, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
+    return tmp_path
+
+
+def test_the_longest_and_the_last_mount_counts(home: Path) -> None:
+    assert file_systems.type_of(Path("/gpas.db")) == "ext4"
+    assert file_systems.type_of(home / "gpas.db") == "nfs4"
+    assert file_systems.type_of(home / "scratch" / "absent" / "gpas.db") == "tmpfs"
+
+
+def test_a_link_is_followed(home: Path) -> None:
+    (home / "link").symlink_to("/")
+    assert file_systems.type_of(home / "link" / "gpas.db") == "ext4"
+
+
+def test_only_types_that_hosts_share_are_network_types(home: Path) -> None:
+    assert file_systems.network_type(home / "gpas.db") == "nfs4"
+    assert file_systems.network_type(Path("/gpas.db")) == ""
+
+
+def test_mounts_that_cannot_be_listed_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(all: bool) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "disk_partitions", denied)
+    assert file_systems.type_of(Path("/")) == ""
+
+
+__all__ = ["face"]
+CELL = ("small", "--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
+COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("history",), ("logs", "pre-s1"))
+THEIRS = b"alias ll='ls -l'\n"
+
+
+def link(path: Path, target: Path) -> None:
+    target.write_bytes(THEIRS)
+    path.symlink_to(target)
+
+
+def fifo(path: Path, target: Path) -> None:
+    os.mkfifo(path)
+
+
+PLANTED: dict[str, Callable[[Path, Path], None]] = {
+    "a link": link, "a dangling link": lambda path, target: path.symlink_to(target), "a FIFO": fifo,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_whatever_a_run_writes_is_not_followed(face: Face, tmp_path: Path, what: str) -> None:
+    face("run", *CELL, "--yes")
+    face("sync")
+    written = [path for path in (*face.runs.rglob("*"), face.folder / "gpas.db") if path.is_file()]
+    assert {".history.jsonl", ".lock", "cpu-0.lock", ".project.json", "alive.lock", "log.txt", "journal.jsonl",
+            "gpas.db"} <= {path.name for path in written}  # fmt: skip
+    for path in written:
+        target, kept = tmp_path / f"of-{path.name}", path.read_bytes()
+        path.unlink()
+        PLANTED[what](path, target)
+        before = target.read_bytes() if target.exists() else None
+        for words in COMMANDS:
+            assert face(*words, expect=None).code in set(Exit), (path, words)
+        assert (target.read_bytes() if target.exists() else None) == before, path
+        path.unlink(missing_ok=True)
+        path.write_bytes(kept)
+        target.unlink(missing_ok=True)
+
+
+def test_a_job_follows_no_link_in_the_place_of_what_it_writes(trained: Toy, tmp_path: Path) -> None:
+    toy = trained.copied(tmp_path / "toy")
+    attempt = AttemptDir(toy.attempts()[0])
+    written = [path for path in attempt.path.rglob("*") if path.is_file() and path != attempt.attempt_path]
+    assert attempt.journal_path in written
+    (tmp_path / "elsewhere").mkdir()
+    for number, path in enumerate(written):
+        path.unlink()
+        path.symlink_to(tmp_path / f"elsewhere/{number}")
+    command = [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(attempt.path)]
+    codes = []
+    for _ in range(2):  # at first there is no journal
+        done = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
+        codes.append(done.returncode)
+        assert not list((tmp_path / "elsewhere").iterdir()), done.stderr
+        attempt.journal_path.unlink(missing_ok=True)
+    assert codes == [75, 0], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [(".history.jsonl", ("run", *CELL, "--yes")), (".history.jsonl", ("cancel", *CELL)),
+     (".history.jsonl", ("forget", *CELL, "--yes", "--why", "x")), (".history.jsonl", ("history",)),
+     (".lock", ("run", *CELL, "--yes")), ("slot", ("run", *CELL, "--yes")), ("../gpas.db", ("sync",))],
+)  # fmt: skip
+def test_a_command_names_the_link_and_starts_nothing(face: Face, place: str, words: tuple[str, ...]) -> None:
+    face("run", "small", "--where", "norm=post", "--where", "gate=none", "--where", "seed=1", "--yes")
+    path = next(face.runs.glob(".slots/*/cpu-0.lock")) if place == "slot" else face.runs / place
+    path.unlink(missing_ok=True)
+    path.symlink_to(face.folder / "bashrc")
+    before = (face.folder / "ran.txt").read_text()
+    said = face(*words, expect=Exit.USAGE).err
+    assert f"{path}: a link" in said.replace("runs/../", "") or f"{path.resolve()}" in said
+    assert not (face.folder / "bashrc").exists()
+    assert (face.folder / "ran.txt").read_text() == before
+
+
+def test_a_database_may_be_a_link_to_a_database_of_gpas_alone(face: Face, tmp_path: Path) -> None:
+    face("run", *CELL, "--yes")
+    face("sync")
+    (face.folder / "gpas.db").rename(tmp_path / "fast.db")
+    (face.folder / "gpas.db").symlink_to(tmp_path / "fast.db")
+    assert "1 done" in face("status", "small").out
+    face("rerun", *CELL, "--yes")
+    face("sync")
+    (face.folder / "gpas.db").unlink()
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE bookmarks (url)")
+    theirs = (tmp_path / "other.db").read_bytes()
+    (face.folder / "gpas.db").symlink_to(tmp_path / "other.db")
+    assert "which is no database of gpas; gpas creates nothing through a link" in face("sync", expect=Exit.USAGE).err
+    assert (tmp_path / "other.db").read_bytes() == theirs
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_sqlite_follows_no_link_beside_the_database(face: Face, tmp_path: Path, suffix: str) -> None:
+    face("run", *CELL, "--yes")
+    face("sync")
+    (face.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
+    (face.folder / f"gpas.db{suffix}").symlink_to(tmp_path / "target")
+    face("rerun", *CELL, "--yes", expect=None)
+    face("sync", expect=None)
+    assert not (tmp_path / "target").exists()

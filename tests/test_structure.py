@@ -29,15 +29,9 @@ from gpas_cli.structure import Record, from_mapping, to_mapping
 
 OLD = Path(__file__).parent / "store/data/version_1/runs"
 FILES: dict[str, type[Record]] = {
-    "attempt.json": AttemptRecord,
-    "exit.json": ExitRecord,
-    "process.json": ProcessRecord,
-    "cancel.json": CancelRequest,
-    "rerun.json": RerunRequest,
-    "submission.json": SubmissionRecord,
-    "job.json": JobRecord,
-    "claim.json": Claim,
-}
+    "attempt.json": AttemptRecord, "exit.json": ExitRecord, "process.json": ProcessRecord, "cancel.json": CancelRequest,
+    "rerun.json": RerunRequest, "submission.json": SubmissionRecord, "job.json": JobRecord, "claim.json": Claim,
+}  # fmt: skip
 # Files as earlier versions wrote them, of which no run directory is kept.
 WRITTEN: list[tuple[type[Record], str]] = [
     (Claim, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),

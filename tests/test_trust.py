@@ -1,11 +1,15 @@
-"""Plugins that other users own or can write to are not executed, except in trusted folders."""
+"""Plugins of other users are not executed, except in trusted folders; secrets stay in private files."""
 
 import grp
+import json
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from end_to_end import Toy, wait
+from face import fake_jobs
 from faded_plugin import PLUGIN
 
 from gpas_cli import trust
@@ -78,9 +82,7 @@ def test_a_plugin_of_the_user_is_executed(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_files_of_another_user_are_not_executed(
-    config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_others_are_not_run(config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = (config.parent / PARTS[part]).resolve()
     give_away(path, monkeypatch)
     message = refusal(config)
@@ -193,3 +195,196 @@ def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path,
         load(config)
     (line,) = str(raised.value).splitlines()
     assert ("ValueError: boom" if broken else "No such file") in line
+
+
+SECRET = "hunter2-of-the-database"
+FORMS = {
+    "password": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results",
+    "query": f"postgresql://gpas@127.0.0.1:1/results?password={SECRET}",
+    "port": f"postgresql://gpas:{SECRET}@127.0.0.1:abc/results",
+    "slash": f"postgresql://gpas:x@{SECRET}/y@127.0.0.1:1/results",
+    "unknown option": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results?colour=red",
+    "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
+    "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
+}
+# Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
+PROGRAMS = {
+    "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
+    "squeue": "printf '%-80s%-24sPARTITION\\n' NAME STATE",
+    "sacct": "echo 'JobID|JobName|State'",
+    "srun": ":",
+    "sinfo": ":",
+    "scancel": ":",
+    "sbatch": 'env > "$0.env"; case "$*" in *version*) echo "slurm 23.11.4";; *) echo 4711;; esac',
+}
+
+
+class Secretive(Toy):
+    """A project whose GPAS_DB contains a password."""
+
+    url = FORMS["password"]
+
+    def environment(self) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return {**super().environment(), "GPAS_DB": self.url, "PATH": path, "WIDTH": "400"}
+
+    def add_slurm(self) -> None:
+        (self.folder / "bin").mkdir()
+        for name, body in PROGRAMS.items():
+            program = self.folder / "bin" / name
+            program.write_text(f"#!/bin/sh\n{body}\n")
+            program.chmod(0o755)
+
+    def said(self, *words: str) -> str:
+        done = self(*words, expect=None)
+        return done.out + done.err
+
+    def leaks(self) -> list[Path]:
+        """Return the files of the project that contain the password."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        assert files
+        return [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.long
+def test_a_local_run_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project", gates="gpas", steps=300)
+    running = toy.start("run", "grid")
+    try:
+        wait(lambda: bool(toy.stepping()))
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in toy.stepping()]
+    finally:
+        running.wait(timeout=240)
+    assert environments
+    assert not [found for found in environments if SECRET.encode() in found]
+    assert toy.leaks() == []
+    assert set(toy.states().values()) == {"done"}
+
+
+def test_a_submission_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    toy.add_slurm()
+    preview = toy.said("run", "grid", "--executor", "slurm", "--dry-run")
+    assert "GPAS_RUNS_DIR" in preview
+    submitted = toy.said("run", "grid", "--executor", "slurm", "--yes")
+    assert list(toy.runs.glob(".slurm/*/submission.json")), submitted
+    assert SECRET not in preview + submitted
+    assert "GPAS_DB" not in (toy.folder / "bin/sbatch.env").read_text()
+    assert toy.leaks() == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    toy.url = FORMS[form]
+    toy.runs.mkdir()
+    more = (("table",), ("db", "check"), ("db", "upgrade"), ("db", "backup"), ("db", "rebuild", "--yes"))
+    for words in (("doctor",), ("db", "rebuild"), *(more if form == "password" else ())):
+        said = toy.said(*words)
+        assert said, words
+        assert SECRET not in said, words
+
+
+def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
+    toy = Secretive(tmp_path / "project")
+    toy.url = FORMS["port"]
+    done = toy("sync", expect=2)
+    assert done.out == ""
+    assert done.err.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
+    assert done.err.count("\n") == 1
+
+
+def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    toy = Secretive(tmp_path / "project")
+    said = " ".join(toy("db", "rebuild", expect=2).err.replace("│", " ").split())
+    assert "gpas:***@127.0.0.1:1/results" in said
+
+
+TOKEN = "S3CRETTOK"
+VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
+RESOURCES = f"""\
+resources:
+  all:
+    environment: [HF_TOKEN={TOKEN}]
+    setup: ['export AWS_SECRET={TOKEN}', source /home/ann/env.sh]
+    python: /home/ann/bin/python
+    sbatch: [--mail-user=ann@uni.edu]
+    account: annslab
+"""
+
+
+class Private(Secretive):
+    """A project whose resources have values that may be secrets."""
+
+    url = ""
+
+    def __init__(self, folder: Path, gates: str):
+        super().__init__(folder, gates=gates)
+        self.declare((folder / "experiments.yaml").read_text() + RESOURCES)
+
+    def shown(self) -> list[Path]:
+        """Return the files with such a value that other users can read, without the experiments file."""
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "experiments.yaml"]
+        open_to_others = [path for path in files if path.stat().st_mode & 0o077]
+        assert any(path.name in ("attempt.json", "elements.jsonl") for path in open_to_others)
+        return [path for path in open_to_others if any(value.encode() in path.read_bytes() for value in VALUES)]
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Create files that everybody can read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Private(tmp_path / "project", gates="none")
+    toy("run", "grid")
+    fake_jobs(monkeypatch)
+    toy("rerun", "pre-s1", "--yes")
+    commands = (
+        *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
+        *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("history",), ("logs", "pre-s1"), ("top", "small")),
+        *(("table", "small"), ("doctor",), ("db", "check"), ("report", "-o", "report.html")),
+        *(("export", "--archive", "small.tar", "small"), ("db", "export", "parquet")),
+    )
+    for words in commands:
+        for said in (toy.said(*words), toy.said(*words, "--json")):
+            assert said, words
+            assert not [value for value in VALUES if value in said], words
+    (record,) = toy.runs.glob("??/*/001/attempt.json")
+    asked = json.loads(record.read_text())["resources"]
+    assert {name: asked[name] for name in ("environment", "setup", "python", "sbatch", "account")} == {
+        "environment": ["HF_TOKEN=***"], "setup": ["***", "***"], "python": "***", "sbatch": ["--mail-user=***"],
+        "account": "annslab",
+    }  # fmt: skip
+    assert (toy.folder / "report.html").exists()
+    assert (toy.folder / "small.tar").exists()
+    assert toy.shown() == []
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_values_of_resources_are_only_in_files_of_a_submission_that_nobody_else_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_jobs(monkeypatch)
+    toy = Private(tmp_path / "project", gates="none, gpas")
+    toy.add_slurm()
+    toy.said("run", "grid", "--executor", "slurm", "--yes")
+    (script,) = (path for path in toy.runs.glob(".slurm/*/submission.sh") if "0-1" in path.read_text())
+    assert all(value in script.read_text() for value in VALUES)
+    assert toy.shown() == []
+    said = toy.said("status", "--json") + toy.said("logs", "pre-s1") + toy.said("explain", "pre-s1", "--json")
+    assert not [value for value in VALUES if value in said]
+    words = ("--set", f"resources.environment=[HF_TOKEN={TOKEN}]", "--set", "resources.mem=2G")
+    toy("run", "grid", "--where", "gate=none")
+    toy.recorded(toy.entry("pre-gpas-s1"), ("outcome", {"outcome": "failed", "step": 1, "cause": "", "metrics": {}}))
+    toy.said("retry", "pre-gpas-s1", *words, "--executor", "local", "--yes")
+    assert "resources.environment=***, resources.mem=2G" in toy("history").out
+    assert toy.shown() == []

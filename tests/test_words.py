@@ -1,11 +1,15 @@
-"""The formatting of numbers, sizes, times and lists."""
+"""The formatting of numbers, sizes, times and lists; periods; the name of the processor and its cores."""
 
 import math
+import os
 import time
+from pathlib import Path
 
 import pytest
 
-from gpas_cli import words
+from gpas_cli import period, words
+from gpas_cli.period import Period
+from gpas_cli.processor import cpu_model, usable_cores
 
 
 def test_a_noun_and_a_verb_agree_with_their_number() -> None:
@@ -59,9 +63,7 @@ def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
         (math.nan, "nan", "+nan", "nan"),
     ],
 )
-def test_a_number_that_explodes_has_three_digits_and_an_exponent(
-    number: float, text: str, signed: str, short: str
-) -> None:
+def test_an_exploding_number_has_an_exponent(number: float, text: str, signed: str, short: str) -> None:
     assert (words.fixed(number, 2), words.fixed(number, 2, "+"), words.significant(number, 3)) == (text, signed, short)
 
 
@@ -91,3 +93,56 @@ def test_a_long_list_is_cut_and_counted() -> None:
     assert words.listed(["a", "b", "c", "d"], 3) == "a, b, c and 1 more"
     assert words.listed(list("abcd"), 1) == "a and 3 more"
     assert words.listed(["a went", "b broke", "c"], 2, "; ") == "a went; b broke; and 1 more"
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(period, "time", made)
+    return made
+
+
+@pytest.mark.parametrize(("at_once", "first"), [(True, [0, 10, 20]), (False, [10, 20])])
+def test_a_period_is_over_once_in_its_length(clock: Clock, at_once: bool, first: list[int]) -> None:
+    made = Period(10, at_once=at_once)
+    seen = []
+    for second in range(25):
+        clock.now = 100.0 + second
+        if made.is_over():
+            seen.append(second)
+    assert seen == first
+
+
+def test_a_restarted_period_has_its_whole_length(clock: Clock) -> None:
+    made = Period(10, at_once=True)
+    clock.now += 5
+    made.restart()
+    clock.now += 9
+    assert not made.is_over()
+    clock.now += 1
+    assert made.is_over()
+
+
+def test_the_processor_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
+    assert cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+def test_only_cores_of_the_affinity_mask_are_usable() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {max(before)})
+        assert tuple(usable_cores()) == (max(before),)
+    finally:
+        os.sched_setaffinity(0, before)

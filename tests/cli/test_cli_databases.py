@@ -95,9 +95,7 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.mark.long
 @needs_server
-def test_both_databases_give_the_same_output(
-    face: Face, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_databases_agree(face: Face, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undeclared = _project(face)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)

@@ -64,9 +64,7 @@ def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
     ],
     ids=["possible", "no such GPUs", "no such text", "no such records"],
 )
-def test_plan_and_run_give_the_same_answer(
-    face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit
-) -> None:
+def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
     face.declare(EXPERIMENTS.replace(*change, 1))
     ends = Exit.DONE if command == ("plan",) else code  # a plan that was printed is a success
     said = face(*command, "small", "--where", "seed=1", "--executor", "local", expect=ends)

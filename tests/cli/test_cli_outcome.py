@@ -33,9 +33,7 @@ def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch
     ("command", "warning"),
     [("echo no such host >&2; exit 7", "the command exited with code 7: no such host"), ("sleep 60", "timed out")],
 )
-def test_a_failing_outcome_command_is_only_a_warning(
-    face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str
-) -> None:
+def test_a_failing_command_only_warns(face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str) -> None:
     monkeypatch.setattr(running, "_NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
     said = face("run", "small", *ONE, "--notify", command)
     assert f"warning: --notify: {warning}" in said.out or warning in said.out

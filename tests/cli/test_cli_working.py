@@ -10,9 +10,7 @@ from gpas_cli import period
 from gpas_cli.cli import console, watch
 
 
-def test_a_log_gets_the_first_message_and_then_one_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_gets_few_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
     monkeypatch.setattr(period.time, "monotonic", lambda: now)
     with console.working("measuring") as show:

@@ -91,22 +91,18 @@ def test_records_are_read_from_lists_and_lines(tmp_path: Path, suffix: str) -> N
         ("\n", "a.json:2: not a list of records, [{...}, ...]"),
         ('{"instruction": "a"}', "a.json:1: not a list of records"),
         ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json:3: no field 'output'"),
-        (
-            '[\n {"instruction": "a", "output": "b"},\n\n {"instruction": 5, "output": "b"}\n]',
-            "a.json:4: the field 'in",
-        ),
+        ('[\n {"instruction": "a", "output": "b"},\n\n {"instruction": 5, "output": "b"}\n]',
+         "a.json:4: the field 'in"),
         ('[{"instruction": "a", "output": ""}]', "a.json:1: the field 'output' is empty"),
-        (
-            '[{"instruction": "a", "output": "b"},\n"c"]',
-            "a.json:2: a str, not a record with instruction, input, output",
-        ),
+        ('[{"instruction": "a", "output": "b"},\n"c"]',
+         "a.json:2: a str, not a record with instruction, input, output"),
         ('[\n{"instruction": "a", "output": "b"}\n{}]', "a.json:3: a comma or the end of the list is missing here"),
         ('[\n{"instruction": "a", "output: "b"}]', "a.json:2: not JSON: "),
         ('[{"instruction": "a", "output": "b"}', "a.json:1: a comma or the end of the list is missing here"),
         ('[{"instruction": "a", "output": "b"}]\n[]', "a.json:2: text after the end of the list"),
         ('[{"instruction": "a", "output": "\\ud800"}]', "a.json:1: the field 'output' is not Unicode"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_record_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
@@ -156,9 +152,7 @@ def test_a_missing_file_is_reported_before_anything_starts(tmp_path: Path) -> No
     assert "is a link to gone.json, which" in unreadable_reason(Finetune(data="empty"), tmp_path, tmp_path)
 
 
-def test_commonsense170k_is_read_from_the_cache_or_its_address_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commonsense170k_is_in_the_cache_or_has_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("no network")
 

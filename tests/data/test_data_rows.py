@@ -157,11 +157,8 @@ def test_every_number_occurs_once(size: int):
 def test_the_keyed_order_is_fixed_for_good():
     assert _KeyedOrder(42, 0, 10)[np.arange(10)].tolist() == [3, 4, 8, 2, 0, 1, 6, 7, 5, 9]
     assert _KeyedOrder(42, 3, 51_200_000)[np.array([0, 1, 2, 51_199_999])].tolist() == [
-        6046941,
-        30901275,
-        42877985,
-        29156102,
-    ]
+        6046941, 30901275, 42877985, 29156102,
+    ]  # fmt: skip
 
 
 def test_places_may_be_asked_for_one_by_one_and_in_any_order():

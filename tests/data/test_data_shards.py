@@ -108,15 +108,10 @@ def shorten(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("00001.bin", shorten),
-        ("00001.len", shorten),
-        ("00001.bin", Path.unlink),
-        ("00001.json", Path.unlink),
-        ("00001.json", shorten),
-        ("00001.json", lambda path: path.write_text("{}")),
-        ("00000.json", Path.unlink),
+        ("00001.bin", shorten), ("00001.len", shorten), ("00001.bin", Path.unlink), ("00001.json", Path.unlink),
+        ("00001.json", shorten), ("00001.json", lambda path: path.write_text("{}")), ("00000.json", Path.unlink),
     ],
-)
+)  # fmt: skip
 def test_only_damaged_shards_are_rebuilt(make_cache: Make, name: str, damage: Callable[[Path], object]):
     cache = build(make_cache())
     before = content(cache.folder)

@@ -99,9 +99,7 @@ def test_a_busy_machine_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("free", "status"), [(1.9e9, "problem"), (2.1e9, "ok")])
-def test_a_full_disk_is_a_problem(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, status: str
-) -> None:
+def test_full_disk(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, status: str) -> None:
     monkeypatch.setattr(file_systems.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(free)))
     found = examine._disk(project)  # there is no runs/ yet
     assert (found.status, bool(found.remedy)) == (status, status == "problem")

@@ -83,9 +83,7 @@ def nothing(_x: Any, output: Any) -> Any:
 @needs_transformers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", [0.25, 0.0])
-def test_a_removal_is_that_of_hooks_and_leaves_no_trace(
-    kind: str, kept: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_is_that_of_hooks_without_trace(kind: str, kept: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without memory for the streams that the next removal would start from."""
     monkeypatch.setattr(blocks_module, "_KEPT_SHARE", kept)
     network = made(kind)

@@ -420,9 +420,7 @@ def loss_of(network: Llama, ids: list[int]) -> Tensor:
     return F.cross_entropy(logits[0], torch.tensor(ids[1:]), reduction="sum")
 
 
-def test_scores_are_the_networks_loss_by_token_byte_and_word(
-    tmp_path: Path, network: Llama, tokenizer: Tokenizer
-) -> None:
+def test_scores_are_the_loss_by_token_byte_and_word(tmp_path: Path, network: Llama, tokenizer: Tokenizer) -> None:
     (tmp_path / "own.txt").write_text(TEXT)
     ids = [tokenizer.eos_id, *tokenizer.encode(TEXT)]
     nats = loss_of(network, ids).item()

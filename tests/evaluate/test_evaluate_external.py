@@ -50,18 +50,13 @@ FEED_FORWARD = {**SMALL, "intermediate_size": 24}
 CONFIGURATIONS = {
     "Llama": {**FEED_FORWARD, "max_position_embeddings": 64},
     "GPT2": {
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "vocab_size": 300,
-        "n_positions": 48,
-        "bos_token_id": 1,
+        "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 48, "bos_token_id": 1,
         "eos_token_id": 1,
     },
     "Phi": {**FEED_FORWARD, "max_position_embeddings": 64},  # its head has a bias
     "Qwen2": {**FEED_FORWARD, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "Mistral": {**FEED_FORWARD, "num_key_value_heads": 1, "sliding_window": 8},
-}
+}  # fmt: skip
 
 
 def configuration(kind: str = "Llama", **more: Any) -> Any:
@@ -136,9 +131,7 @@ def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:
 
 # A stranger's names, and the token that is known by its name, which is neither.
 @pytest.mark.parametrize(("begin", "end"), [("<|im_start|>", "<|im_end|>"), (None, "<end_of_sentence>"), ("<a>", None)])
-def test_first_and_end_token_are_those_that_the_files_declare(
-    tmp_path: Path, begin: str | None, end: str | None
-) -> None:
+def test_first_and_end_token_are_those_of_the_files(tmp_path: Path, begin: str | None, end: str | None) -> None:
     folder = saved(tmp_path / "model", configuration())
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     backend.add_special_tokens([one for one in (begin, end) if one])

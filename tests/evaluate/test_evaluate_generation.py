@@ -200,10 +200,7 @@ NORMANS = (
 
 
 def squad_file(*questions: dict[str, Any], title: str = "Normans") -> dict[str, Any]:
-    return {
-        "version": "v2.0",
-        "data": [{"title": title, "paragraphs": [{"qas": list(questions), "context": NORMANS}]}],
-    }
+    return {"version": "v2.0", "data": [{"title": title, "paragraphs": [{"qas": list(questions), "context": NORMANS}]}]}
 
 
 def asked(identity: str, question: str, *answers: str) -> dict[str, Any]:
@@ -252,18 +249,11 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]] = 
         f"Passage: {NORMANS}\nQuestion: When?\nAnswer:",
         ("October 1066", "Normandy"),
     ),
-    "coqa": (
-        coqa_file(("Where?", "France", "in France"), ("Who?", "The Normans", "the Normans")),
+    "coqa": (coqa_file(("Where?", "France", "in France"), ("Who?", "The Normans", "the Normans")),
         coqa_file(("What?", "a region", "region")),
-        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:",
-        ("France", "in France"),
-    ),
-    "quac": (
-        quac_file(("Where?", "France"), ("Why?", "CANNOTANSWER")),
-        quac_file(("What?", "a region")),
-        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:",
-        ("France",),
-    ),
+        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:", ("France", "in France")),
+    "quac": (quac_file(("Where?", "France"), ("Why?", "CANNOTANSWER")), quac_file(("What?", "a region")),
+        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:", ("France",)),
     "triviaqa": (
         {"Data": [TRIVIA, {**TRIVIA, "Question": "Who else?"}], "Domain": "unfiltered-web", "Split": "dev"},
         {"Data": [{**TRIVIA, "Question": "Who?"}]},
@@ -288,7 +278,7 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]] = 
         f"Context: {NORMANS}\n\nQuestion: Where is Normandy?\n\nAnswer:",
         ("France", "a region in France"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -340,14 +330,11 @@ def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
     ("task", "row", "message"),
     [
         ("triviaqa", {"question": "Who?"}, "record 1: no field 'answer'"),
-        (
-            "tydiqa",
-            {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
-            "another language",
-        ),
+        ("tydiqa", {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
+         "another language"),
         ("squadv2", {"question": "a", "context": "b", "answers": {"text": []}}, "no field 'title'"),
     ],
-)
+)  # fmt: skip
 def test_records_of_another_form_are_refused(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         import_task(write(tmp_path / "rows.jsonl", [row]), task, tmp_path)
@@ -374,12 +361,9 @@ def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPa
         "drop": {"passage": "Ada.", "question": "Who?", "answer": spans, "validated_answers": several},
         "coqa": {"story": "Ada.", "questions": {"input_text": []}, "answers": {"input_text": ["Ada"]}},
         "quac": {
-            "context": "Ada.",
-            "questions": [],
-            "orig_answers": {"texts": ["Ada"]},
-            "answers": {"texts": [["Ada"]]},
+            "context": "Ada.", "questions": [], "orig_answers": {"texts": ["Ada"]}, "answers": {"texts": [["Ada"]]},
         },
-    }[name]
+    }[name]  # fmt: skip
     asked: list[dict[str, Any]] = []
 
     def load(**where: Any) -> Any:
@@ -411,9 +395,7 @@ def recall() -> Any:
     return RecallTask().questions()
 
 
-def test_recall_is_scored_as_by_a_loop_of_its_own(
-    ours: tuple[Scorer, Tokenizer], recall: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recall_is_a_plain_loop(ours: tuple[Scorer, Tokenizer], recall: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecallTask, "questions", lambda _: recall)
     scorer, tokenizer = ours
     known = KNOWN_TASKS["recall"]

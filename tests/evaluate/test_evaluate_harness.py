@@ -147,9 +147,7 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
 
 
 @needs_harness
-def test_accuracy_is_that_of_the_likeliest_choice_after_the_harness_prompt(
-    ours: tuple[Scorer, Tokenizer], folder: Path
-) -> None:
+def test_accuracy_is_that_of_the_likeliest_choice(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scorer, tokenizer = ours
     right, right_by_length = 0, 0
     for line in (folder / "arc_easy.jsonl").read_text().splitlines():
@@ -167,9 +165,7 @@ def test_accuracy_is_that_of_the_likeliest_choice_after_the_harness_prompt(
 
 
 @needs_harness
-def test_word_perplexity_scores_every_token_of_a_page_longer_than_the_context_once(
-    ours: tuple[Scorer, Tokenizer], tmp_path: Path
-) -> None:
+def test_word_perplexity_scores_every_token_of_a_long_page_once(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
     scorer, tokenizer = ours
     page = " ".join(CHOOSER.choice(WORDS) for _ in range(150))
     write(tmp_path / "wikitext.jsonl", [{"page": page}])
@@ -283,9 +279,7 @@ def test_without_network_a_task_is_unavailable_at_once(
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
-def test_without_the_harness_the_message_names_the_extra(
-    ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_harness_an_extra_is_named(ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda _: None)
     with pytest.raises(DownstreamMissing, match=r"pip install 'gpas-cli\[downstream\]'"):
         official_scorer("piqa", *ours)
@@ -334,11 +328,8 @@ def texts(room: Room) -> list[tuple[str, str]]:
     pairs = [(words(1, 30), f" {words(1, 8)}") for _ in range(12)]
     shared = words(8, 9)
     odd = [
-        ("", "the start"),
-        (f"{words(2, 3)} ", "a blank"),
-        (words(2, 3) + "\n", "a line"),
-        (words(90, 99), " too long"),
-    ]
+        ("", "the start"), (f"{words(2, 3)} ", "a blank"), (words(2, 3) + "\n", "a line"), (words(90, 99), " too long"),
+    ]  # fmt: skip
     return [*pairs, *((shared, f" {letter}") for letter in "ABCD"), *odd]
 
 

@@ -164,9 +164,7 @@ class ByHand:
 @pytest.mark.parametrize(
     ("scheme", "gate", "layout"), [("pre", None, "pack"), ("post", "gpas", "pad"), ("sandwich", "gpas", "pack")]
 )
-def test_every_number_equals_one_computed_row_by_row(
-    room: Path, tmp_path: Path, scheme: str, gate: str | None, layout: str
-) -> None:
+def test_numbers_are_those_of_rows(room: Path, tmp_path: Path, scheme: str, gate: str | None, layout: str) -> None:
     cell, path, network, corpus = trained(room, tmp_path, norm=scheme, gate=gate, layout=layout)
     outcome, series = by_stage(cell, path, corpus)
     rows = rows_of(cell, corpus)

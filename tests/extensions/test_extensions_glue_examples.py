@@ -164,9 +164,7 @@ def test_a_limit_reads_the_first_examples_of_each_split(folder: Path) -> None:
         ("train", {"sentence": None}, "the field 'sentence' is not text but null"),
     ],
 )
-def test_a_wrong_record_is_one_message_with_its_place(
-    folder: Path, split: str, changed: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_record_is_one_message(folder: Path, split: str, changed: dict[str, Any], message: str) -> None:
     write(folder / "glue", "qnli", split, [QNLI[0] | changed])
     with pytest.raises(DataError, match=message):
         prepared(folder, "qnli")

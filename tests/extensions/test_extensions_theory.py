@@ -243,9 +243,7 @@ def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("scheme", "gate"), CASES)
-def test_activations_change_alike_at_every_width_and_depth(
-    scheme: str, gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activations_change_alike(scheme: str, gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the narrowest and the widest: those between cost time and add little."""
     monkeypatch.setattr("gpas_cli.extensions.theory.growth._FACTORS", {"width": (1, 8), "depth": (1, 4)})
     found = coordinates(coordinates_cell(norm=scheme, gate=gate), tmp_path, tmp_path)

@@ -62,9 +62,7 @@ def test_drawn_products_give_the_bounds_of_a_built_network(
     assert found == identity_bounds(wide, tmp_path, tmp_path)
 
 
-def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_outputs_of_a_drawn_product_have_the_covariance_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initialisation, "_MOST_ELEMENTS", 0)
     network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
     x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -150,19 +148,13 @@ def predicted(network: Llama) -> list[float | None]:
 @pytest.mark.parametrize(
     ("norm", "gate"),
     [
-        ("pre", {}),
-        ("pre", {"activation": SOFTSIGN}),
-        ("pre", {"share": "sublayer"}),
-        ("pre", {"site": "before-sublayer"}),
-        ("pre", {"learnable": False}),
-        ("lns", {}),
-        ("sandwich", {}),
-        ("post", {"site": "after-sublayer"}),
-        ("post", {"site": "after-norm"}),
+        ("pre", {}), ("pre", {"activation": SOFTSIGN}), ("pre", {"share": "sublayer"}),
+        ("pre", {"site": "before-sublayer"}), ("pre", {"learnable": False}), ("lns", {}), ("sandwich", {}),
+        ("post", {"site": "after-sublayer"}), ("post", {"site": "after-norm"}),
         ("deepnorm", {"site": "before-sublayer"}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_product_is_exact_if_the_whole_stream_passes_the_gate(norm: str, gate: dict[str, object]) -> None:
     network = gated(norm, **gate)
     assert check(network, predicted(network)) == 13

@@ -1,39 +1,31 @@
-"""YAML text -> nodes: scalars as in YAML 1.2, positions, and everything that is refused."""
+"""YAML text -> nodes: scalars as in YAML 1.2, positions, refusals; every file results in cells or a GpasError."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from shipped import excerpt
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.document import parse_document, read_document, resolve
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import interpret
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001),
-        ("1.5E3", 1500.0),
-        (".5", 0.5),
-        ("010", 10),
-        ("0x10", 16),
-        ("0o10", 8),
-        ("-7", -7),
-        ("1:30:00", "1:30:00"),
-        ("1-00:00:00", "1-00:00:00"),
-        ("1_000", "1_000"),
-        ("2024-01-01", "2024-01-01"),
-        ("71m", "71m"),
-        ("on", "on"),
-        ("No", "No"),
-        ("true", True),
-        ("False", False),
-        ("~", None),
-        ("", None),
+        ("1e-3", 0.001), ("1.5E3", 1500.0), (".5", 0.5), ("010", 10), ("0x10", 16), ("0o10", 8), ("-7", -7),
+        ("1:30:00", "1:30:00"), ("1-00:00:00", "1-00:00:00"), ("1_000", "1_000"), ("2024-01-01", "2024-01-01"),
+        ("71m", "71m"), ("on", "on"), ("No", "No"), ("true", True), ("False", False), ("~", None), ("", None),
         (".inf", math.inf),
     ],
-)
+)  # fmt: skip
 def test_plain_scalars_follow_yaml_12(text: str, value: Any) -> None:
     found = resolve(text)
     assert found == value
@@ -58,11 +50,8 @@ def test_every_node_knows_its_line_and_column() -> None:
 def test_anchors_and_merge_keys() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 5}, *a]}\nd: *a\n"
     assert parse_document(text, "e").plain() == {
-        "a": {"x": 1, "y": 2},
-        "b": {"x": 1, "y": 3},
-        "c": {"x": 5, "y": 2},
-        "d": {"x": 1, "y": 2},
-    }
+        "a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 5, "y": 2}, "d": {"x": 1, "y": 2},
+    }  # fmt: skip
 
 
 def test_an_alias_refers_to_the_last_anchor_before_it() -> None:
@@ -79,11 +68,8 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("# only a comment\n", "e:1:1", "is empty"),
         ("a: 1\n---\nb: 2\n", "e:2:1", "second document"),
         ("a: 1\nb: 2\na: 3\n", "e:3:1", "the key 'a' is given twice; first on line 1"),
-        (
-            "a: {b: 1}\na: {c: 2}\n",
-            "e:2:1",
-            "the key 'a' is given twice; first on line 1: move its entries under that line",
-        ),
+        ("a: {b: 1}\na: {c: 2}\n", "e:2:1",
+         "the key 'a' is given twice; first on line 1: move its entries under that line"),
         ("a: {b: 1, b: 2}\n", "e:1:11", "the key 'b' is given twice"),
         ("a: !!python/object:os.system x\n", "e:1:4", "tag"),
         ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),
@@ -101,7 +87,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         (LAUGHS, "e:7:5", "aliases expand"),
         ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40)), "e:24:6", "nested more than"),
     ],
-)
+)  # fmt: skip
 def test_refused(text: str, where: str, message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         parse_document(text, "e")
@@ -144,3 +130,100 @@ def test_unreadable_and_enormous_files(tmp_path: Path) -> None:
     path.write_bytes(b"#" * 4_000_001)
     with pytest.raises(GpasError, match="at most 4,000,000"):
         read_document(path)
+
+
+# Grids of each kind: with a gate, later stages, a depth schedule, another family, objective and networks.
+TEXT = excerpt(
+    "quickstart", "quickstart-ablations", "quickstart-downstream", "quickstart-translate", "quickstart-raptr",
+    "quickstart-spike", "quickstart-stability", "quickstart-raptr-mlm", "quickstart-glue", "quickstart-ul2",
+)  # fmt: skip
+# Without the comments, so that most changes hit something meaningful.
+LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
+FILES = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TREES = settings(FILES, max_examples=30)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+WORDS = sorted({*TEXT.replace(",", " ").replace(":", " ").replace("{", " ").replace("}", " ").split()})
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 100),
+    st.floats(allow_nan=True),
+    st.sampled_from(WORDS),
+    st.text(max_size=6),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def survives(text: str) -> None:
+    """Load the text and expand all its grids; any error but a GpasError fails the test."""
+    with contextlib.suppress(GpasError):
+        experiments = interpret(parse_document(text, "e.yaml"), Path("e.yaml"))
+        entries = expand(experiments, list(experiments.grids))
+        event("valid")
+        assert all(entry.key for entry in entries)
+
+
+@pytest.mark.long
+@FILES
+@given(st.data())
+def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
+    text = "".join(LINES)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        new = data.draw(
+            st.sampled_from([*"{}[]:,&*!-#\"'\n\t 0x", "<<: ", "*quickstart", "null", "none", ".nan", "- "])
+        )
+        text = text[:at] + new + text[at + data.draw(st.integers(0, 6)) :]
+    survives(text)
+
+
+@pytest.mark.long
+@FILES
+@given(st.data())
+def test_the_shipped_file_with_lines_moved(data: st.DataObject) -> None:
+    lines = list(LINES)
+    for _ in range(data.draw(st.integers(1, 3))):
+        line = lines.pop(data.draw(st.integers(0, len(lines) - 1)))
+        if data.draw(st.booleans()):
+            lines.insert(data.draw(st.integers(0, len(lines))), line)
+    survives("".join(lines))
+
+
+@FILES
+@given(st.data())
+def test_the_shipped_file_with_values_replaced(data: st.DataObject) -> None:
+    tree = yaml.load("".join(LINES), Loader=_LOADER)
+    for _ in range(data.draw(st.integers(1, 2))):
+        _replace(tree, data)
+    survives(yaml.dump(tree, Dumper=_DUMPER, allow_unicode=True))
+
+
+def _replace(tree: Any, data: st.DataObject) -> None:
+    """Replace one value somewhere in the tree by another."""
+    while True:
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        key = data.draw(st.sampled_from(keys))
+        below = tree[key]
+        if not below or not isinstance(below, dict | list) or data.draw(st.integers(0, 5)) == 0:
+            tree[key] = data.draw(VALUES)
+            return
+        tree = below
+
+
+@TREES
+@given(st.dictionaries(st.sampled_from(["version", "default", "sizes", "recipes", "grids"]), VALUES), VALUES)
+def test_random_trees(tree: dict[str, Any], grid: Any) -> None:
+    survives(yaml.dump({**tree, "version": 1, "grids": {"g": grid}}, Dumper=_DUMPER, allow_unicode=True))
+
+
+@TREES
+@given(st.text(max_size=60))
+def test_random_text(text: str) -> None:
+    survives(text)

@@ -1,10 +1,11 @@
-"""Axes -> cells: order, names, labels, precedence, conditions, includes."""
+"""Axes -> cells: order, names, labels, precedence, conditions, includes, values by rule."""
 
 import re
 from dataclasses import replace
 
 import pytest
 from grids import HEAD, cells, complaints, grid, read, whole
+from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
@@ -32,13 +33,10 @@ def test_an_expanded_cell_is_the_cell_written_out() -> None:
     entries = grid(cells(gate="[{name: t, like: gpas, activation: tanh}]", **{"optim.lr": "[3e-3]"}, seed="[7]"))
     by_hand = cell_from(
         {
-            "size": "quickstart",
-            "data": "quickstart",
-            "gate": {"activation": "tanh"},
-            "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16},
-            "seed": 7,
+            "size": "quickstart", "data": "quickstart", "gate": {"activation": "tanh"},
+            "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16}, "seed": 7,
         }
-    )
+    )  # fmt: skip
     assert entries[0].cell == by_hand
     assert entries[0].key == by_hand.key
 
@@ -292,3 +290,90 @@ def test_absurd_grids_are_refused_before_they_are_built() -> None:
     text = whole(cells(seed=numbers, **{"optim.steps": numbers, "optim.warmup": numbers, "optim.batch": numbers}))
     with pytest.raises(GpasError, match=r"e.yaml:4:3: grids.g: up to 6,250,000 cells; at most 100,000"):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "found"),
+    [
+        ("seed", "{range: [1, 5]}", [1, 2, 3, 4, 5]),
+        ("seed", "{range: [0, 10], step: 5}", [0, 5, 10]),
+        ("seed", "{range: [3, 3]}", [3]),
+        ("seed", "[42, {range: [1, 2]}]", [42, 1, 2]),
+        ("optim.lr", "{log: [1e-4, 1e-2], n: 5}", [1e-4, 0.000316228, 0.001, 0.00316228, 1e-2]),
+        ("optim.lr", "{linear: [0.1, 0.2], n: 4}", [0.1, 0.133333, 0.166667, 0.2]),
+        ("optim.lr", "{linear: [0.3, 0.1], n: 3}", [0.3, 0.2, 0.1]),
+        ("optim.lr", "{log: [1.23456789e-3, 1], n: 2}", [1.23456789e-3, 1.0]),
+        ("optim.steps", "{linear: [100, 500], n: 5}", [100, 200, 300, 400, 500]),
+        ("optim.batch", "{log: [2, 32], n: 5}", [2, 4, 8, 16, 32]),
+    ],
+)
+def test_a_rule_expands_to_its_values(axis: str, values: str, found: list[float]) -> None:
+    entries = grid(cells(**{axis: values}))
+    assert [entry.axes[axis] for entry in entries] == found
+    assert [type(entry.axes[axis]) for entry in entries] == [type(value) for value in found]
+
+
+def test_a_rule_and_the_values_it_stands_for_give_the_same_cells() -> None:
+    ruled = grid(cells(**{"optim.lr": "{log: [1e-4, 1e-2], n: 3}", "seed": "{range: [1, 2]}"}))
+    listed = grid(cells(**{"optim.lr": "[1e-4, 1e-3, 1e-2]", "seed": "[1, 2]"}))
+    assert [(entry.name, entry.key) for entry in ruled] == [(entry.name, entry.key) for entry in listed]
+    assert ruled[2].name == "lr0.001-s1"
+
+
+def test_rules_can_be_zipped_and_conditions_name_their_values() -> None:
+    zipped = grid(BASE + "axes: {zip: {seed: {range: [1, 3]}, optim.lr: {log: [1, 4], n: 3}}}")
+    assert [(entry.axes["seed"], entry.axes["optim.lr"]) for entry in zipped] == [(1, 1), (2, 2), (3, 4)]
+    left = grid(cells(**{"optim.lr": "{log: [1e-4, 1e-2], n: 5}"}) + "\nexclude: [{optim.lr: 3.16228e-4}]")
+    assert len(left) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("{range: 5}", "write range: [first, last]"),
+        ("{range: [1, 2, 3]}", "write range: [first, last]"),
+        ("{range: [1, x]}", "write range: [first, last]"),
+        ("{range: [1, 2.5]}", "takes two whole numbers"),
+        ("{range: [5, 1]}", "1 is smaller than 5; write range: [1, 5]"),
+        ("{range: [1, 5], step: 0}", "step: 0 is too small"),
+        ("{range: [1, 5], step: x}", "step: 'x' is not a whole number"),
+        ("{range: [1, 5], stp: 2}", "unknown key 'stp'; did you mean 'step'?"),
+        ("{range: [1, 1e9]}", "takes two whole numbers"),
+        ("{range: [1, 1000000000]}", "1,000,000,000 values; at most 10,000"),
+        ("{log: [1, 2]}", "needs n, the number of values, from 2 to 10,000"),
+        ("{linear: [1, 2], n: 1}", "needs n, the number of values, from 2 to 10,000"),
+        ("{log: [0, 1], n: 3}", "must be greater than 0"),
+        ("{log: [.nan, 1], n: 3}", "write log: [first, last]"),
+        ("{linear: [1, 1], n: 3}", "the value '1' is listed twice"),
+        ("range(3)", "'range(3)' is not a list; write {range: [0, 2]}, which includes both ends"),
+        ("'logspace(1e-3, 1e-2, 4)'", "is not a list; write {log: [1e-3, 1e-2], n: 4}"),
+        ("'np.linspace(0, 1, num=5)'", "is not a list; write {linear: [0, 1], n: 5}"),
+        ("[range(3)]", "'range(3)' is not a value; write {range: [0, 2]}"),
+        ('"range(1, 9, 2)"', "write {range: [1, 8], step: 2}"),
+        ("{rnge: [1, 2]}", "unknown rule 'rnge'; did you mean 'range'?"),
+    ],
+)
+def test_a_wrong_rule_is_one_message(values: str, message: str) -> None:
+    found = complaints(whole(cells(seed=values)))
+    assert found[0].startswith("e.yaml:6:"), found
+    assert message in found[0]
+    assert len(set(found)) == len(found) <= 2
+
+
+GRIDS = {name: [entry for entry in cells_of(name) if not entry.cell.network] for name in EXPERIMENTS.grids}
+
+
+def test_the_papers_clipping_for_7b_is_one_setting() -> None:
+    """0.01 on gates and 1.0 on other parameters (appendix A); the code clips all gradients at 1.0 first."""
+    cell = next(entry.cell for entry in GRIDS["appendix-7b"] if entry.name == "pre-gpas")
+    other = replace(cell, optim=replace(cell.optim, clip_over="others"))
+    assert other.key != cell.key
+
+
+def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> None:
+    table2 = {stage.key for entry in GRIDS["curse-table2"] for stage in entry.cell.stages}
+    assert {entry.key for entry in GRIDS["curse-figure4"]} <= table2
+    assert {entry.cell.optim.steps for entry in GRIDS["curse-figure1"]} == {10_000}
+    assert {entry.name: len(GRIDS["curse-lns-scaled"]) for entry in GRIDS["curse-figure1"]} == dict.fromkeys(
+        ("pre-normal", "pre-scaled", "lns-normal"), 4
+    )

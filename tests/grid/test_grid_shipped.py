@@ -1,29 +1,32 @@
-"""The shipped experiments.yaml: its cells, and their keys, which must not change."""
+"""The shipped experiments.yaml: its cells, their keys, which must not change, and its cells shrunk."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from grids import grid
 from named_papers import published
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.variant import _UPDATES, changes, one_seed, shrink
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.grid_table import build
-from gpas_cli.spec.model import shortcut_std
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.norm import LNS
+from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.section import Tiny
 
 PATH = packaged("experiments.yaml")
-SPIKE_SIZES = ("gpt-350m", "gpt-1.7b")
-FIGURE_11 = {"scaled": 0.63, "std-5": 5.0, "std-50": 50.0}
 GRIDS = {name: cells_of(name) for name in EXPERIMENTS.grids}
-
 # Results are found by these keys, one line for each cell. A change here orphans every user's results of these cells:
 # never change one to make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).
 KEYS = dict(reversed(line.split()) for line in (Path(__file__).parents[1] / "golden/keys.txt").read_text().splitlines())
@@ -48,17 +51,6 @@ def test_quickstart() -> None:
     assert all(entry.resources.gpus == 0 for entry in GRIDS["quickstart"])
 
 
-def test_deepnorm_keeps_its_initialisation_in_both_rows_of_quickstart_only() -> None:
-    presets = {
-        name: named(grid)[name].cell.model.init.preset
-        for grid, name in [
-            *[("quickstart", name) for name in ("deepnorm-s1", "deepnorm-gpas-s1")],
-            *[("table2", name) for name in ("71m-deepnorm", "71m-deepnorm-gpas")],
-        ]
-    }
-    assert list(presets.values()) == ["deepnorm", "deepnorm", "deepnorm", "normal"]
-
-
 def test_table2_has_every_cell_of_the_paper() -> None:
     entries = GRIDS["table2"]
     assert len(entries) == len({entry.key for entry in entries}) == 55
@@ -76,33 +68,6 @@ def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
     }
     means = {"optim.mean_rows": (4, 0)}
     assert found == {"pre": means, "pre-gpas": {**means, "optim.clip_over": ("others", "all")}}
-
-
-@pytest.mark.parametrize("grid", ["table4-activation", "table4-position", "table5-stopgrad", "table5-gate"])
-def test_the_350m_cells_of_the_ablations_are_those_of_table2(grid: str) -> None:
-    table2 = named("table2")
-    for name in ("350m-pre", "350m-pre-gpas"):
-        assert named(grid)[name].key == table2[name].key
-    others = [entry for entry in GRIDS[grid] if entry.name not in table2]
-    for entry in others:
-        assert entry.cell.optim == table2["350m-pre-gpas"].cell.optim
-        assert entry.key not in {other.key for other in GRIDS["table2"]}
-
-
-def test_table2_precision_has_cells_of_table2_beside_float32_weights() -> None:
-    table2 = {entry.key for entry in GRIDS["table2"]}
-    entries = GRIDS["table2-precision"]
-    assert len(entries) == len({entry.key for entry in entries}) == 2 * 2 * 2 * 2 * 3
-    shared = [entry.axes for entry in entries if entry.key in table2]
-    assert len(shared) == 8
-    assert {(axes["precision"], axes["seed"]) for axes in shared} == {("pure_bf16", 42)}
-    assert {entry.cell.precision for entry in entries} == {"pure_bf16", "bf16"}
-
-
-def test_quickstart_precision_trains_fp32_only_once() -> None:
-    quickstart = {entry.key for entry in GRIDS["quickstart"]}
-    shared = [entry.axes["precision"] for entry in GRIDS["quickstart-precision"] if entry.key in quickstart]
-    assert (len(GRIDS["quickstart-precision"]), shared) == (24, ["fp32"] * 8)
 
 
 SCORED = ["pretrain", "finetune", "downstream"]
@@ -147,15 +112,6 @@ def test_curse_table2_scales_the_output_of_the_norms() -> None:
     table = published("curse_of_depth", "table2_accuracy")
     printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
     assert printed == [32.54, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 31.72, 43.01, 44.87]
-
-
-def test_quickstart_grids_share_their_common_cells() -> None:
-    quickstart, ablations, rates = named("quickstart"), named("quickstart-ablations"), named("quickstart-lr")
-    for gate in ("", "gpas-"):
-        for seed in (1, 2):
-            key = quickstart[f"pre-{gate}s{seed}"].key
-            assert ablations[f"pre-{gate}s{seed}"].key == rates[f"pre-{gate}lr0.0015-s{seed}"].key == key
-    assert (len(ablations), len(rates)) == (26, 16)
 
 
 @pytest.mark.parametrize("grid", ["quickstart-ablations", "table5-gate"])
@@ -221,12 +177,6 @@ def _marks(node: document.Node) -> list[str]:
     return [str(node.mark), *(mark for child in below for mark in _marks(child))]
 
 
-def test_the_multipliers_of_figure_11_make_the_std_5_and_50() -> None:
-    stds = {name: round(shortcut_std(entry.cell.model), 2) for name, entry in named("spike-embed-std").items()}
-    expected = {f"{size}-{name}": std for size in SPIKE_SIZES for name, std in FIGURE_11.items()}
-    assert stds == {name: pytest.approx(std, rel=2e-3) for name, std in expected.items()}
-
-
 def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     inits = {(entry.axes["embed"], entry.axes["init"]): entry.cell.model.init for entry in GRIDS["spike-xavier"]}
     assert {key for key, init in inits.items() if init.everywhere} == {("plain", "xavier"), ("scaled", "xavier")}
@@ -236,7 +186,134 @@ def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
         assert not any(d.setting.startswith("init") for d in deviations([entry], table))
 
 
-def test_rows_of_any_length_have_as_many_tokens_in_a_batch() -> None:
-    cells = [entry.cell for entry in GRIDS["spike-length"]]
-    assert {cell.data.length * cell.optim.batch for cell in cells} == {2048 * 528}
-    assert [cell.data.length for cell in cells] == [128, 256, 512, 1024, 2048]
+TEXT = Tiny("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
+
+
+def tiny_of(settings: str) -> Cell:
+    """Return the tiny form of a cell with these settings beside size and data."""
+    (cell,) = grid(f"    base: {{size: quickstart, data: quickstart, {settings}}}\n    axes: {{norm: [pre]}}\n")
+    (tiny,) = shrink([cell], TEXT, Catalogue())
+    return tiny.cell
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS.grids)
+def test_every_shipped_cell_keeps_its_structure(name: str) -> None:
+    declared = one_seed(cells_of(name))
+    tiny = shrink(declared, TEXT, EXPERIMENTS.catalogue)
+    for before, after in zip(declared, tiny, strict=True):
+        old = before.cell
+        new = after.cell
+        assert (after.id, after.axes) == (before.id, before.axes)
+        assert [stage.kind for stage in new.stages] == [stage.kind for stage in old.stages]
+        if old.network:
+            assert new.network
+            assert new.network.path
+            continue
+        assert new.model.size.layers == old.model.size.layers
+        assert (new.model.scheme, new.model.norm, new.model.gate) == (old.model.scheme, old.model.norm, old.model.gate)
+        assert (new.model.embed, new.model.family) == (old.model.embed, old.model.family)
+        assert (new.optim.optimizer, new.optim.schedule, new.optim.lr) == (
+            old.optim.optimizer, old.optim.schedule, old.optim.lr,
+        )  # fmt: skip
+        assert (new.depth.kind, new.depth.stages, new.depth.fixed) == (
+            old.depth.kind,
+            old.depth.stages,
+            old.depth.fixed,
+        )
+        assert new.objective == old.objective
+        assert (new.precision, new.seed) == (old.precision, old.seed)
+        assert new.optim.updates >= _UPDATES
+        pairs = new.model.family.encoder  # sentences of an invented language, which are not cut
+        assert new.model.size.hidden * new.model.size.vocab * new.data.length < (700_000 if pairs else 150_000)
+        assert "hf" not in json.dumps(new.to_mapping()["data"])
+        assert {part.source for part in new.data.parts} == {"languages" if pairs else "files"}
+        assert new.data.names == old.data.names or not old.data.mixture
+        assert after.resources.processes == 1
+
+
+def test_one_seed_of_each_cell_stays() -> None:
+    cells = grid("    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre, post], seed: [3, 1, 2]}\n")
+    assert [entry.name for entry in one_seed(cells)] == ["pre-s3", "post-s3"]
+
+
+def test_stopped_schedules_means_and_validation_batches_stay_what_they_are() -> None:
+    recipe = "{steps: 100, stop: 40, warmup: 7, batch: 64, mean_rows: 16, validation_rows: 8}"
+    cell = tiny_of(f"optim: {recipe}, data.layout: pad")
+    optim = cell.optim
+    assert (optim.steps, optim.stop, optim.warmup) == (2 * _UPDATES, _UPDATES, 1)
+    assert 1 < optim.mean_rows < optim.batch
+    assert optim.validation_rows
+    assert cell.data.layout == "pad"
+
+
+@pytest.mark.parametrize(
+    ("depth", "starts", "steps"),
+    [
+        ("{like: raptr, stages: 6-8-10-12}", (1, 2, 3, 4), 4),
+        ("{like: stacking, stages: 6-12}", (1, 2), 2),
+        ("{like: raptr, stages: 6-9-12, lengths: proportional}", (1, 2, 4), 6),
+        ("{like: raptr, stages: 6-9-12, average: 9.5, full_steps: 20}", (2, 4, 6), 6),
+        ("{like: layerdrop, keep: 0.5}", (1,), 2),
+    ],
+)
+def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: tuple[int, ...], steps: int) -> None:
+    cell = tiny_of(f"depth: {depth}")
+    assert (cell.layer_schedule.starts, cell.optim.steps) == (starts, steps)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "{schedule: wsd, decay: 0.75, min_ratio: 0}",
+        "{schedule: wsd, decay: 0.1, decay_shape: exponential, warmup: 0}",
+        "{schedule: inverse-sqrt, timescale: 100}",
+    ],
+)
+def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
+    assert tiny_of(f"optim: {recipe}").optim.updates <= 3
+
+
+def test_data_sets_of_later_stages_are_replaced() -> None:
+    cell = tiny_of(
+        "finetune: {}, downstream: {tasks: [spike], shots: 3}, importance: {tasks: [paper]}, texts: {}, "
+        "quantised: {bits: [5, 2]}, layers: {}"
+    )
+    finetune = cell.parameters("finetune")
+    assert isinstance(finetune, Finetune)
+    assert (finetune.data, finetune.method) == (TEXT.records, "lisa")
+    assert cell.parameters("downstream").tasks == ("indent", "bracket")
+    assert cell.parameters("importance").tasks == ("indent", "bracket")
+    assert cell.parameters("layers").eval_tokens == cell.data.eval_tokens < 1000
+    assert cell.parameters("texts").texts == (f"sample={TEXT.validation}",)
+    quantised = cell.parameters("quantised")
+    assert (quantised.bits, quantised.eval_tokens) == ((5, 2), cell.parameters("importance").eval_tokens)
+    assert quantised.eval_tokens < 1000
+
+
+def test_what_was_shrunk_is_listed_once() -> None:
+    cells = grid("    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre, post], gate: [none, gpas]}\n")
+    found = {change.setting: change for change in changes(cells, shrink(cells, TEXT, Catalogue()))}
+    assert (found["optim.steps"].before, found["optim.steps"].after) == ((600,), (_UPDATES,))
+    assert (found["data.source"].before, found["data.source"].after) == (("stdlib",), ("files",))
+    assert "size.layers" not in found
+    assert not any(name.startswith(("norm", "gate")) for name in found)
+
+
+@pytest.mark.parametrize("tasks", ["[recall]", "[triviaqa, piqa]"])
+def test_a_cell_that_writes_answers_still_does(tasks: str) -> None:
+    section = tiny_of(f"downstream: {{tasks: {tasks}}}").parameters("downstream")
+    assert section.tasks == ("indent", "bracket", "recall")
+    assert section.limit < 10
+
+
+def test_jobs_on_nodes_keep_what_chooses_these_and_are_small() -> None:
+    asked = "gpus: 16, nodes: 2, cpus: 64, mem: 400G, notice: 900, strategy: hsdp, partition: a100, python: py, pack: 4"
+    kinds = "tokenise: {gpus: 0, nodes: 1, strategy: auto, partition: cpu}"
+    (cell,) = grid(
+        f"base: {{size: quickstart, data: quickstart}}\naxes: {{norm: [pre]}}\nresources: {{{asked}, {kinds}}}"
+    )
+    (tiny,) = shrink([cell], TEXT, Catalogue(), nodes=True)
+    own, text = tiny.resources, tiny.text_resources
+    assert (own.partition, own.python, own.gpus, own.nodes, own.threads, own.pack) == ("a100", "py", 1, 1, 1, 1)
+    assert (own.mem, own.time, own.faults) == ("4G", "0:10:00", {})
+    assert (text.partition, text.gpus, text.faults) == ("cpu", 0, {})

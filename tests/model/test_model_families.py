@@ -176,14 +176,9 @@ def test_a_gate_that_a_norm_would_undo_has_an_effect_before_dyt() -> None:
 
 NORMS = [{"norm": "layernorm"}, {"norm": "dyt"}]  # parts of the wiring of a scheme, unlike the others
 PARTS = [
-    *(name for name, family in FAMILIES.items() if not family.encoder),
-    {"ffn": "gelu"},
-    {"positions": "learned", "context": 7},
-    {"bias": True},
-    {"tied": True},
-    {"qk_norm": "head"},
-    {"qk_norm": "width"},
-]
+    *(name for name, family in FAMILIES.items() if not family.encoder), {"ffn": "gelu"},
+    {"positions": "learned", "context": 7}, {"bias": True}, {"tied": True}, {"qk_norm": "head"}, {"qk_norm": "width"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("number", "scheme"), list(enumerate(SCHEMES)))

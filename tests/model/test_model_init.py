@@ -192,9 +192,7 @@ VARIANTS = [*((act, True) for act in ACTIVATIONS), (SOFTSIGN, False)]
 
 
 @pytest.mark.parametrize(("scheme", "site", "variant", "share"), spread(VARIANTS, SHARES))
-def test_every_placement_trains_every_parameter_and_is_plain_at_zero(
-    scheme: str, site: str, variant: tuple[str, bool], share: str
-) -> None:
+def test_placements_train_and_are_plain_at_zero(scheme: str, site: str, variant: tuple[str, bool], share: str) -> None:
     act, stop = variant
     gate = {"site": site, "share": share, "init": OPEN, "activation": act, "stop_gradient": stop}
     model = network(scheme, gate, dtype=torch.float64)

@@ -77,9 +77,7 @@ def test_frozen_maps_get_no_gradient(aligned: None, frozen: str, either: DeviceR
 
 
 @pytest.mark.parametrize("name", ["bf16", "pure_bf16"])
-def test_in_bfloat16_padded_products_agree_up_to_rounding(
-    name: str, either: DeviceRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_padded_products_agree_nearly(name: str, either: DeviceRows, monkeypatch: pytest.MonkeyPatch) -> None:
     precision = Precision(name, FP32.device)
     network = build(parse_model({"size": SIZE}), dtype=precision.weights)
     separate = summed_loss(network, either, precision)
@@ -163,9 +161,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", [{}, {"qk_norm": "head"}, {"positions": "learned", "context": 9}], ids=str)
 @pytest.mark.parametrize("kind", ["padded", "empty rows", "documents"])
-def test_attention_on_the_stream_is_that_on_the_rows(
-    family: dict[str, object], kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_attention_on_stream_and_rows(family: dict[str, object], kind: str, request: pytest.FixtureRequest) -> None:
     def made() -> DeviceRows:
         return {"padded": rows(9, 5, 4, 2), "empty rows": rows(9, 0, 4, 0), "documents": documents(3, 11, 30)}[kind]
 
@@ -259,9 +255,7 @@ def test_the_check_of_the_kernel_compares_outputs_and_gradients(monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
-def test_rows_of_any_number_and_length_have_one_graph(
-    on_gpu: None, monkeypatch: pytest.MonkeyPatch, counter: Any
-) -> None:
+def test_rows_of_any_number_are_one_graph(on_gpu: None, monkeypatch: pytest.MonkeyPatch, counter: Any) -> None:
     # An operation that does not ask for the bounds' values, as the kernel does not.
     monkeypatch.setattr(attention, "ragged_attention", lambda q, k, v, bounds, longest: q + k + v * bounds.sum())
     network = build(parse_model({"size": NARROW}))

@@ -146,9 +146,7 @@ def test_the_code_in_the_model_card_runs(room: Room) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(
-    seen: dict[str, Any], room: Room, name: str
-) -> None:
+def test_saved_and_loaded_again_it_is_the_same_and_can_be_trained(seen: dict[str, Any], room: Room, name: str) -> None:
     same = {"said": [], "equal": True, "generation": True, "trained": True, "class": CLASSES[name]}
     assert seen[name]["saved"] == same
     assert (room.folder / f"out/remote-{name}-again/modeling_gpas.py").exists() == (name != "plain")

@@ -16,9 +16,7 @@ ROWS = torch.arange(60).reshape(4, 15) % 39
 
 @pytest.mark.parametrize("gate", [None, "gpas"])
 @pytest.mark.parametrize("scheme", ["pre", "post", "sandwich"])
-def test_every_mean_is_that_of_the_first_tokens_but_the_variance_that_of_all(
-    scheme: str, gate: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_means_are_of_first_tokens(scheme: str, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_MEASURED_TOKENS", 40)
     monkeypatch.setattr(stream, "_SORTED_TOKENS", 12)
     network = build(parse_model({"size": SIZE, "norm": scheme, "gate": gate}))
@@ -58,9 +56,7 @@ def test_every_mean_is_that_of_the_first_tokens_but_the_variance_that_of_all(
 
 @pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", None)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_share_of_the_first_token_is_that_of_explicit_attention(
-    scheme: str, gate: str | None, causal: bool
-) -> None:
+def test_the_share_of_the_first_token_by_explicit_attention(scheme: str, gate: str | None, causal: bool) -> None:
     network = build(parse_model({"size": SIZE, "norm": scheme, "gate": gate, "family": "gpt"})).double()
     expected = []
 

@@ -1,31 +1,44 @@
-"""The plan: what a run would do, each shared stage counted once, and an estimate with its basis."""
+"""The plan: what a run would do, an estimate with its basis, what it adds to the disks, and what can never run here."""
 
 import os
 import re
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from attempts import make_attempt, write_events
+from end_to_end import Toy
 from launching import FOUR_CORES, entry, key
 
+from gpas_cli import file_systems
+from gpas_cli.checkpoints import newest_first, outdated, path_of
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
-from gpas_cli.plan.costs import described
+from gpas_cli.plan import machine
+from gpas_cli.plan.costs import Storage, described
 from gpas_cli.plan.estimate import _equivalent_tokens, _measured_speeds, estimate, makespan
-from gpas_cli.plan.machine import Cluster, ThisMachine, _assumed_mfu, named_gpus
+from gpas_cli.plan.machine import Cluster, GpuKind, ThisMachine, _assumed_mfu, named_gpus
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.spec.cost import computed_flops, flops_per_token, parameters
-from gpas_cli.spec.run import Resources
+from gpas_cli.project import Project
+from gpas_cli.spec.cost import checkpoint_bytes, computed_flops, flops_per_token, parameters
+from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claims import Submitter, write_claim
+from gpas_cli.state.cleanup import size_of
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.train import checkpoint
+from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.optim import make_optimizer
+from gpas_cli.train.precision import Precision
 
 
 @pytest.fixture
@@ -295,3 +308,181 @@ def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
     assert described(asked) == "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"
     grows = Resources(gpus=0, cpus=1, mem=("2G", "4G"), time=("0:10:00", "0:20:00"))
     assert described(grows) == "1 core, mem 2G then 4G, time 0:10:00 then 0:20:00"
+
+
+SIZE = {"hidden": 128, "ffn": 352, "heads": 4, "layers": 2, "vocab": 4000}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+
+
+def added(project: Project, *cells: Any) -> Storage:
+    return plan(project.runs, cells, machine=FOUR_CORES, project=project).storage
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "adafactor"])
+@pytest.mark.parametrize("more", [{}, {"precision": "pure_bf16"}, {"family": "gpt"}])
+def test_a_checkpoint_has_the_bytes_that_were_predicted(tmp_path: Path, optimizer: str, more: dict[str, Any]) -> None:
+    cell = entry(
+        size=SIZE, optim={"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 2, "optimizer": optimizer}, **more
+    ).cell
+    network = build(cell.model, seed=1, dtype=Precision(cell.precision, torch.device("cpu")).weights)
+    state = make_optimizer(network, cell.optim)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.step()
+    path = checkpoint.save(tmp_path, "key", network, state, Position(step=1), kind=cell.optim.kind)
+    assert checkpoint_bytes(cell) == pytest.approx(size_of(path), rel=0.02)
+
+
+@pytest.mark.parametrize("updates", [2, 6, 7, 20])
+def test_as_many_checkpoints_stay_as_are_predicted(tmp_path: Path, updates: int) -> None:
+    cadence, most = Cadence(checkpoint_every=3, keep=(4, 9)), 0
+    for step in (step for step in range(1, updates + 1) if step == updates or cadence.checkpoint_due(step, 0)):
+        path_of(tmp_path, step).mkdir()
+        most = max(most, len(newest_first([tmp_path])))
+        for path in outdated(tmp_path, cadence.keep):
+            path.rmdir()
+    assert cadence.checkpoints(updates) == (len(newest_first([tmp_path])), most)
+
+
+def test_a_trained_toy_has_what_its_plan_said(trained: Toy, tmp_path: Path) -> None:
+    elsewhere = {"GPAS_RUNS_DIR": str(tmp_path / "runs"), "GPAS_CACHE": str(tmp_path / "cache")}
+    before, here = (Project.find(trained.folder / "experiments.yaml", environ) for environ in (elsewhere, {}))
+    tokens, checkpoints = added(before, *trained.entries()).uses
+    parts = [path.stat().st_size for path in trained.runs.glob("??/*/*/checkpoints/step-*/*.safetensors")]
+    assert checkpoints.bytes == checkpoints.peak == pytest.approx(sum(parts), rel=0.2)  # two of 260 kB
+    made = sum(path.stat().st_size for path in trained.folder.glob("cache/tokens/*/*/*.bin"))
+    assert tokens.bytes == pytest.approx(made, rel=0.5)  # each of its few words is one token
+    found = added(here, *trained.entries())
+    assert (found.uses, found.texts) == ((), ())
+    assert found.speed
+
+
+def test_c4_is_counted_in_its_files(project: Project, tmp_path: Path) -> None:
+    cell = entry(size="71m", data="c4", optim={"lr": 1e-3, "warmup": 1, "steps": 10_000, "batch": 512})
+    (text,) = added(project, cell, replace(cell, cell=replace(cell.cell, seed=9))).texts
+    assert text.tokens == pytest.approx(195 * (5_120_000 + 10_000_000 / 195), rel=0.05)
+    assert text.download == pytest.approx(326_778_635_540 * 15 / 1025, rel=0.01)  # 15 of 1,024 files
+    blob = tmp_path / "hub/hub/datasets--allenai--c4/blobs/0"
+    blob.parent.mkdir(parents=True)
+    with blob.open("wb") as file:
+        file.truncate(300_000_000)
+    assert added(project, cell).texts[0].download == text.download - 300_000_000
+    wmt = {"source": "hf-pairs", "path": "wmt/wmt16:de-en/{en,de}", "tokenizer": "bpe"}
+    whole = {"family": "encoder-decoder", "objective": "translation"}
+    (pairs,) = added(project, entry(**whole, size=SIZE, data=wmt)).texts
+    assert pairs.download == pytest.approx(827_152_589 + 1_374_358_305, rel=0.02)
+
+
+def test_the_peak_depends_on_how_many_trainings_run_at_once(project: Project) -> None:
+    cells = [replace(entry(seed=seed), cadence=Cadence(checkpoint_every=1)) for seed in range(9)]
+    (use,) = (use for use in added(project, *cells).uses if use.what == "checkpoints")
+    one = checkpoint_bytes(cells[0].cell)
+    assert (use.bytes, use.peak, use.least) == (18 * one, (18 + 4) * one, int(0.8 * 9 * one))
+
+
+def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = next(str(above) for above in (tmp_path, *tmp_path.parents) if above.is_mount())
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    head = "Disk quotas for user x (uid 1):\n Filesystem blocks quota limit"
+    rows = f"{mount} 90* 80 100 6days 4 0 0\n/x 1 1 1"
+    (tmp_path / "quota").write_text(f"#!/bin/sh\ncat <<END\n{head}\n{rows}\nEND\nexit 1\n")
+    (tmp_path / "quota").chmod(0o755)
+    assert file_systems.free(tmp_path / "absent/runs") == file_systems.Free(tmp_path, 10 * 1024, quota=True)
+
+
+CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
+CPUS = (4, 5, 6, 7)
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install an nvidia-smi that lists three GPUs, one of them divided in two."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    listing = "GPU 0: H (UUID: GPU-a)\n  MIG 1g (UUID: MIG-b)\n  MIG 1g (UUID: MIG-c)\nGPU 1: H\nGPU 2: H\n"
+    program.write_text(f"#!/bin/sh\ncat <<'.'\n{listing}.\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("smi")
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        (None, ("0", "1", "2")), ("", ()), ("-1", ()), ("2, 0", ("2", "0")), ("1,1", ("1",)), ("0,7,1", ("0",)),
+        ("MIG-b,GPU-x", ("MIG-b", "GPU-x")),
+    ],
+)  # fmt: skip
+def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tuple[str, ...]) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert machine._visible_gpus(environ) == seen
+
+
+def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine._visible_gpus({}) == ()
+    assert machine._visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 8), ("", 8)]
+)
+def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, text: str, cores: int) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert machine._cpu_quota(8, tmp_path / "cpu.max") == cores
+
+
+def test_impossible_jobs_are_reported_together() -> None:
+    wanted = {"g/a": Resources(gpus=1), "g/b": Resources(), "g/c": Resources(gpus=4)}
+    with pytest.raises(GpasError, match=r"g/a asks for 1 GPU,.*\n.*g/c asks for 4") as raised:
+        machine.require(CORES, wanted)
+    assert "g/b" not in str(raised.value)
+    machine.require(ThisMachine(("0", "1", "2", "3"), (0,)), wanted)
+
+
+def test_of_many_impossible_jobs_five_are_named() -> None:
+    with pytest.raises(GpasError) as raised:
+        machine.require(CORES, {f"g/s{seed}": Resources(gpus=1) for seed in range(1, 9)})
+    lines = str(raised.value).splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["g/s1", "g/s2", "g/s3", "g/s4", "g/s5"]
+    assert lines[5] == "and 3 more"
+    assert lines[6].startswith("lower resources.gpus")
+
+
+@pytest.mark.usefixtures("smi")
+@pytest.mark.parametrize(
+    ("mask", "quota", "expected", "slots"),
+    [
+        ("", 3, ThisMachine((), (4, 5, 6)), 3),
+        ("2,0", 2, ThisMachine(("2", "0"), (4, 5)), 2),
+        ("1", 8, ThisMachine(("1",), CPUS), 1),
+    ],
+)
+def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
+    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: ThisMachine, slots: int
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: CPUS)
+    monkeypatch.setattr(machine, "_cpu_quota", lambda cores: min(cores, quota))
+    found = machine.machine({"CUDA_VISIBLE_DEVICES": mask})
+    assert found == expected
+    assert found.slots == slots
+
+
+def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "NVIDIA A100-SXM4-40GB, 40960"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert ThisMachine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
+    assert ThisMachine(gpus=("MIG-b",), cores=()).gpu_kind() is None
+    assert CORES.gpu_kind() is None
+    program.write_text("#!/bin/sh\necho '[Unknown Error]'\n")
+    assert ThisMachine(gpus=("0",), cores=()).gpu_kind() is None

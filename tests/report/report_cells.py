@@ -15,12 +15,9 @@ Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 # How the shipped cells differ from the papers' recipes; each is a note below the table that shows the number.
 DIFFERING = {
-    "gpas": {"optim.mean_rows", "optim.clip_over"},
-    "poster": {"optim.mean_rows"},
-    "curse_of_depth": {"optim.mean_rows"},
-    "spike_no_more": {"dropout of attention probabilities"},
-    "raptr": set(),
-}
+    "gpas": {"optim.mean_rows", "optim.clip_over"}, "poster": {"optim.mean_rows"},
+    "curse_of_depth": {"optim.mean_rows"}, "spike_no_more": {"dropout of attention probabilities"}, "raptr": set(),
+}  # fmt: skip
 
 
 def entry(norm: str = "pre", gate: Any = "none", seed: int = 1, size: str = "71m", **more: Any) -> Entry:

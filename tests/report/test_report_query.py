@@ -99,11 +99,8 @@ def test_why_shows_all_attempts(engine: Engine, tmp_path: Path) -> None:
     assert (found.key, found.stage, found.name, found.decisive) == (key, "pretrain", "demo/a", 2)
     first, second = found.attempts
     assert (first.outcome, first.cause, first.facts["host"], first.facts["git_dirty"]) == (
-        "failed",
-        "killed",
-        "a1",
-        True,
-    )
+        "failed", "killed", "a1", True,
+    )  # fmt: skip
     assert first.checkpoint is None
     assert (second.metrics, second.facts["gpu"], second.facts["fingerprint"]) == ({"perplexity": 33.0}, "H200", "f00d")
     assert second.log == tmp_path / key[:2] / key / "002" / "log.txt"

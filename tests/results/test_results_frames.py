@@ -136,9 +136,7 @@ def test_another_project_is_opened_by_its_folder_or_file(project: Path, monkeypa
         results.open(project / "nowhere.yaml")
 
 
-def test_a_result_whose_run_directory_is_gone_is_left_out(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_without_a_directory_is_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = shutil.copytree(made, tmp_path / "own")
     monkeypatch.chdir(own)
     before = results.metrics("quickstart")

@@ -1,5 +1,6 @@
-"""The process of an attempt: its environment, and how queued and running stages are cancelled."""
+"""The process of an attempt: its environment, its end, the files it exchanges with schedulers, and what follows it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,8 +9,10 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attempts import make_attempt, write_events
 from launching import (
     Background,
     entry,
@@ -28,16 +31,26 @@ from launching import (
 )
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Phase
 from gpas_cli.grid import Entry
+from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
+from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.local.scheduler import LocalScheduler
-from gpas_cli.schedule.process import Cancelling, job_environment, token
+from gpas_cli.schedule.process import Cancelling, job_environment, record_exit, token
+from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
 from gpas_cli.schedule.scheduler import cancel, choose
-from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm import client, submission
+from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import process_path
+from gpas_cli.state.claims import Submitter, claim_path, write_claim
 from gpas_cli.state.observe import cell_statuses, observe
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.records import SubmissionRecord
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json, read_record, stage_dir, write_json
+from gpas_cli.store.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +249,148 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
 def test_an_unavailable_executor_is_refused(word: str, message: str, programs: Path) -> None:
     with pytest.raises(GpasError, match=message):
         choose(word, programs)
+
+
+OLD = Path(__file__).parents[1] / "store/data/version_1/runs"
+LOCAL, KILLED = "f9c77c5bd118ffff", "ce77848a75c2b536"
+CELL = entry()
+(JOB,) = stage_jobs([CELL]).values()
+
+
+def keys(value: Any) -> Any:
+    """Return an object's field names, including nested ones. The settings of a cell are a separate format."""
+    if isinstance(value, list):
+        return [keys(item) for item in value[:1]]
+    if not isinstance(value, dict):
+        return None
+    return {name: keys(item) for name, item in value.items() if name not in ("axes", "cell")}
+
+
+def same_fields(new: Path, old: Path) -> bool:
+    return bool(keys(json.loads(new.read_text())) == keys(json.loads(old.read_text())))
+
+
+def test_an_attempt_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a checkout: an installed package has no commit to record.
+    copied, git = local.snapshot, {"commit": "a" * 40, "dirty": False}
+    monkeypatch.setattr(local, "snapshot", lambda *given, **named: replace(copied(*given, **named), git=git))
+    run(project, CELL)
+    (made,) = attempts(project.runs, JOB.key)
+    old = attempts(OLD, LOCAL)[0]
+    assert same_fields(made.attempt_path, old.attempt_path)
+    assert same_fields(made.path / "process.json", old.path / "process.json")
+    assert same_fields(made.exit_path, old.exit_path)
+
+
+def test_an_attempt_of_an_array_element(project: Project) -> None:
+    code = Snapshot("c0de", project.runs / ".code/c0de", {"commit": "a" * 40, "dirty": False})
+    submitter = Submitter(project.runs)
+    old = OLD / ".slurm/gpas-toy-0123456789ab"
+    made = submission.record(project, "gpas-g-0", [[JOB]], code, submitter, {JOB.key})
+    made.submitted("7")
+    for name in ("submission.json", "job.json", "elements.jsonl"):
+        assert same_fields(made.folder / name, old / name)
+    write_claim(project.runs, JOB.key, submitter, "slurm", submission=made.name, index=0, after=[])
+    claim = read_json(claim_path(project.runs, JOB.key))
+    assert claim.pop("scheduler") == "slurm"  # version 1 did not write it
+    assert list(claim) == list(read_json(claim_path(OLD, KILLED)))
+    start = ElementStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
+    (job,) = start.jobs
+    first = start.create_attempt(job)
+    assert first is not None
+    record_exit(first, None, 9)
+    old_first, _ = attempts(OLD, KILLED)
+    assert same_fields(first.attempt_path, old_first.attempt_path)
+    assert same_fields(first.exit_path, old_first.exit_path)
+    submitter.close()
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[" * 200_000, b"\xff\xfe[", b"5", b"[5]"])
+def test_a_damaged_array_element_is_one_message(tmp_path: Path, damage: bytes) -> None:
+    recorded = read_record(SubmissionRecord, OLD / ".slurm/gpas-toy-0123456789ab/submission.json")
+    made = submission.Submission(tmp_path, recorded)
+    (tmp_path / "elements.jsonl").write_bytes(damage + b"\n")
+    with pytest.raises(GpasError, match=r"elements\.jsonl, line 1"):
+        made.element(0)
+    with pytest.raises(GpasError, match="has no element 1"):
+        made.element(1)
+
+
+def test_requests(project: Project) -> None:
+    old = attempts(OLD, "8cadd676e2b2ad58")[1]
+    stage_dir(project.runs, JOB.key).mkdir(parents=True)
+    rerun.request(project.runs, JOB.key)
+    assert same_fields(stage_dir(project.runs, JOB.key) / "rerun.json", old.path.parent / "rerun.json")
+    cancellation.request(project.runs, signalled=True)
+    assert same_fields(cancellation.request_path(project.runs), cancellation.request_path(old.path))
+
+
+KEY = "0123456789abcdef"
+
+
+def test_out_of_memory_is_distinguished_from_other_failures() -> None:
+    for cause in ("OutOfMemoryError: CUDA out of memory", "slurmstepd: error: Detected 1 oom_kill event",
+                  "Exceeded job memory limit", "[enforce fail] DefaultCPUAllocator: not enough memory"):  # fmt: skip
+        assert is_memory(cause)
+    assert not is_memory("DataError: no such file: memory.txt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "took", "wanted"), [(0, 6, 3), (8, 8, 4), (0, 1, 0), (1, None, 0), (4, None, 2), (0, None, 0)]
+)
+def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
+    made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
+    training = [] if took is None else [Phase(name="training", micro_batch=took)]
+    write_events(made, [Phase(name="tokenising"), *training])
+    assert halved_micro_batch(made) == wanted
+
+
+BOTH = ("mem", "time")
+# how it ended, attempts without progress (of 3), half the micro-batch, resources with more, packed -> what follows
+POLICY = [
+    *((end, 3, 4, BOTH, True, Step.NOTHING) for end in (End.ENDED, End.SUPERSEDED)),
+    (End.MEMORY, 1, 4, BOTH, True, Step.GROW),
+    (End.MEMORY, 3, 4, BOTH, True, Step.GROW),
+    (End.MEMORY, 1, 4, ("time",), True, Step.REDUCE),
+    (End.MEMORY, 3, 4, (), False, Step.REDUCE),
+    (End.MEMORY, 1, 0, (), True, Step.ALONE),
+    (End.MEMORY, 1, 0, (), False, Step.LATER),
+    (End.MEMORY, 3, 0, (), True, Step.GIVE_UP),
+    (End.KILLED, 1, 4, BOTH, True, Step.AGAIN),
+    (End.KILLED, 3, 4, BOTH, True, Step.GIVE_UP),
+    (End.FAULTY_NODE, 2, 0, BOTH, False, Step.ELSEWHERE),
+    (End.FAULTY_NODE, 3, 0, BOTH, False, Step.GIVE_UP),
+    (End.TIME_LIMIT, 0, 4, BOTH, False, Step.GROW),
+    (End.TIME_LIMIT, 0, 4, ("mem",), False, Step.AGAIN),
+    (End.TIME_LIMIT, 3, 4, BOTH, False, Step.GIVE_UP),
+    (End.PREEMPTED, 0, 4, BOTH, True, Step.AGAIN),
+    (End.PREEMPTED, 3, 4, BOTH, True, Step.GIVE_UP),
+    (End.INTERRUPTED, 0, 4, BOTH, True, Step.LATER),
+    (End.INTERRUPTED, 4, 4, BOTH, True, Step.GIVE_UP),
+]
+
+
+@pytest.mark.parametrize(("how", "in_vain", "rows", "larger", "packed", "wanted"), POLICY)
+def test_the_policy(how: End, in_vain: int, rows: int, larger: tuple[str, ...], packed: bool, wanted: Step) -> None:
+    assert next_step(how, in_vain, 3, rows=rows, larger=larger, packed=packed) is wanted
+
+
+def test_every_end_and_every_step_are_in_the_table() -> None:
+    assert {how for how, *_ in POLICY} == set(End)
+    assert {row[-1] for row in POLICY} == set(Step)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        ({"state": "failed", "cause": "CUDA out of memory"}, End.MEMORY),
+        ({"state": "failed", "cause": "ValueError: no"}, End.ENDED),
+        ({"state": "done"}, End.ENDED),
+        ({"state": "interrupted", "signal": 9}, End.KILLED),
+        ({"state": "interrupted", "source": "lock"}, End.KILLED),
+        ({"state": "interrupted", "cause": "another process of the job was killed"}, End.KILLED),
+        ({"state": "interrupted", "source": "outcome"}, End.INTERRUPTED),
+    ],
+)
+def test_a_status_shows_how_an_attempt_ended(seen: dict[str, Any], wanted: End) -> None:
+    assert end_of(StageStatus(**{"evidence": "", **seen})) is wanted

@@ -1,4 +1,4 @@
-"""ClaimSet, submitters and their locks, with rivals in other processes."""
+"""ClaimSet, submitters and their locks, with rivals in other processes; hours of devices."""
 
 import errno
 import fcntl
@@ -22,16 +22,17 @@ from gpas_cli.state.claim_set import ClaimSet
 from gpas_cli.state.claims import SILENCE_SECONDS, Claim, Submitter, claim_path, read_claim, release_claim, write_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
+from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, Usage, usage_of
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import stage_dir
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
-
 TAKER = """
 import sys, time
 from pathlib import Path
 from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.structure import plain
 claims = ClaimSet(Path(sys.argv[1]))
 claims.take(sys.argv[2:])
 print(*sorted(claims.held), flush=True)
@@ -252,3 +253,24 @@ def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space left"):  # and the test's own check finds no open descriptor
         ClaimSet(tmp_path)
     assert list((tmp_path / ".submitters").iterdir()) == []
+
+
+KEY = "0123456789abcdef"
+START = 1.7e9
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(0.0, "0.00"), (0.0123456, "0.0123"), (0.5, "0.50"), (9.87, "9.87"), (1204.54, "1,204.5")],
+)
+def test_hours_as_text(hours: float, text: str) -> None:
+    assert Usage(gpu_hours=hours).hours(_GPU_HOURS) == Usage(core_hours=hours).hours(_CORE_HOURS) == text
+
+
+def test_the_unit_is_that_of_the_devices() -> None:
+    on_gpus = usage_of(1800, ["gpu-0", "gpu-1"])
+    on_cores = usage_of(1800, ["cpu-0", "cpu-1", "cpu-2"])
+    assert on_gpus.unit == (on_gpus + on_cores).unit == _GPU_HOURS
+    assert on_cores.unit == NOTHING.unit == _CORE_HOURS
+    assert plain(on_gpus + on_cores) == {"gpu_hours": 1.0, "core_hours": 1.5}

@@ -1,4 +1,4 @@
-"""Evidence -> state, on hand-made directories: each kind of evidence, and which takes precedence."""
+"""Evidence -> state, on hand-made directories: each kind, which takes precedence, and the outputs of attempts."""
 
 import os
 import socket
@@ -21,11 +21,12 @@ from gpas_cli.state import cancellation, locks
 from gpas_cli.state.attempt import alive_path, conclude, resumable
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import cell_statuses, observe, observe_all
-from gpas_cli.state.outputs import last_checkpoint
+from gpas_cli.state.outputs import checkpoint_code, last_checkpoint, scoring_identity
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.status import _progress as read_progress
 from gpas_cli.store.journal import Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
+from gpas_cli.worker.stages.training import _discard_unfinished
 
 CELL = entry()
 KEY = key(CELL)
@@ -148,9 +149,7 @@ def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dic
     [([ended("done")], 0), ([ended("failed")], 1), ([step(3)], 1), ([], 1)],
     ids=["done", "failed", "interrupted", "no event"],
 )
-def test_attempt_json_is_read_once_and_not_for_a_result(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int
-) -> None:
+def test_attempt_json_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int) -> None:
     made = attempt(runs, *events)
     asked: list[AttemptDir] = []
     read_attempt = AttemptDir.read_attempt
@@ -366,3 +365,54 @@ def test_all_stages_are_seen_as_each_alone(runs: Path) -> None:
     for stage, status in found.items():
         assert replace(status, age=None) == replace(observe(runs, stage), age=None)
     submitter.close()
+
+
+ATTEMPT_KEY = "0123456789abcdef"
+
+
+def interrupted(runs: Path, code: str = "c0de") -> AttemptDir:
+    """Return an attempt that was killed while it wrote its second checkpoint."""
+    attempt = make_attempt(runs, ATTEMPT_KEY, {"code": code})
+    (attempt.checkpoints / "step-00000005").mkdir(parents=True)
+    (attempt.checkpoints / ".writing-step-00000010").mkdir()
+    (attempt.checkpoints / ".writing-step-00000010/00000.safetensors").write_bytes(b"half")
+    return attempt
+
+
+def left(attempt: AttemptDir) -> list[str]:
+    return sorted(path.name for path in attempt.checkpoints.iterdir())
+
+
+def test_only_unfinished_checkpoints_of_dead_attempts_are_deleted(tmp_path: Path) -> None:
+    killed, living, elsewhere, old = (interrupted(tmp_path) for _ in range(4))
+    os.close(locks.hold(alive_path(killed)))
+    held = locks.hold(alive_path(living))
+    os.utime(old.checkpoints, (time.time() - 10_000,) * 2)
+    _discard_unfinished([killed, living, elsewhere, old])
+    os.close(held)
+    assert left(killed) == left(old) == ["step-00000005"]
+    assert left(living) == left(elsewhere) == [".writing-step-00000010", "step-00000005"]
+
+
+def test_the_code_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint_code(tmp_path, ATTEMPT_KEY) == ""
+    interrupted(tmp_path, code="old")
+    newer = interrupted(tmp_path, code="new")
+    (newer.checkpoints / "step-00000008").mkdir()
+    assert checkpoint_code(tmp_path, ATTEMPT_KEY) == "new"
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"downstream": {"tasks": ["arc_easy"], "limit": 5}}, True),
+        ({"downstream": {"tasks": ["piqa"], "limit": 6}}, False),
+        ({"network": {"path": "net", "sha256": "b" * 64}}, False),
+        ({"network": {"path": "moved", "sha256": "a" * 64, "later": "a setting of a newer version"}}, True),
+        ({"network": {"hf": "someone/network", "revision": "a" * 40}}, False),
+    ],
+)
+def test_stages_that_differ_in_their_tasks_alone_have_one_identity(change: dict[str, object], same: bool) -> None:
+    cell = {"network": {"path": "net", "sha256": "a" * 64}, "downstream": {"tasks": ["piqa"], "limit": 5}}
+    one, other = (scoring_identity("downstream", (), own) for own in (cell, {**cell, **change}))
+    assert (one == other) is same

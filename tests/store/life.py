@@ -17,17 +17,10 @@ OTHER = "fedcba9876543210"
 CELL = {"size": "60m", "norm": {"scheme": "pre"}, "seed": 1}
 
 START = {
-    "stage": "pretrain",
-    "host": "node7",
-    "device": "cuda",
-    "threads": 4,
-    "precision": "bf16",
-    "parameters": 58_074_112,
-    "environment": {"python": "3.11.7", "torch": "2.8.0", "gpu": "H100"},
-    "git": {"commit": "abc123", "dirty": True},
-    "code": "5e6f",
-    "resumed_from": 0,
-}
+    "stage": "pretrain", "host": "node7", "device": "cuda", "threads": 4, "precision": "bf16", "parameters": 58_074_112,
+    "environment": {"python": "3.11.7", "torch": "2.8.0", "gpu": "H100"}, "git": {"commit": "abc123", "dirty": True},
+    "code": "5e6f", "resumed_from": 0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -206,9 +206,7 @@ def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life
         (json.dumps({**ATTEMPT, "key": "0123456789abcdef", "number": 1, "threads": -1}), "not a count"),
     ],
 )
-def test_an_unreadable_attempt_is_reported_and_stops_no_other(
-    engine: Engine, life: Life, content: str | None, message: str
-) -> None:
+def test_an_unreadable_attempt_stops_no_other(engine: Engine, life: Life, content: str | None, message: str) -> None:
     bad = life.attempt()
     good = life.whole(OTHER)
     if content is None:
@@ -300,9 +298,7 @@ def test_a_journal_that_was_only_copied_is_not_read_again(engine: Engine, life: 
         assert connection.scalar(select(AttemptRow.journal_mtime)) == 10**9
 
 
-def test_an_attempt_whose_directory_is_gone_is_marked_until_it_is_back(
-    engine: Engine, life: Life, tmp_path: Path
-) -> None:
+def test_an_attempt_without_directory_is_marked_until_it_is_back(engine: Engine, life: Life, tmp_path: Path) -> None:
     life.whole()
     gone = life.whole("fe" * 8)
     sync(engine, life.runs)

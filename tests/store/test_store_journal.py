@@ -1,9 +1,14 @@
+"""Journals and whatever else lies in runs/: what cannot be read is passed over and named, all else is read in."""
+
 import errno
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +16,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from life import OTHER, Connect, Life
+from postgres_server import needs_server
+from users import ordinary
 
 from gpas_cli.events import Checkpoint, Evaluation, Outcome, Phase, Started, Step, Unknown
 from gpas_cli.store import journal as module
+from gpas_cli.store import maintenance
+from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import Journal, decode, encode
+from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 
 # A busy machine makes examples slowly.
 ON_ANY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -204,9 +215,7 @@ def test_a_line_cut_at_its_very_end_is_read_once(
     assert bad == damaged
 
 
-def test_when_memory_is_full_too_the_oldest_steps_go_first(
-    tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_memory_drops_steps(tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_LIMIT", 5)
     journal = Journal(tmp_path / "j")
     full = disk(0)
@@ -269,9 +278,7 @@ def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
 
 @settings(max_examples=40, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12))
-def test_any_truncation_loses_only_the_lines_cut(
-    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int
-) -> None:
+def test_a_truncation_loses_only_lines_cut(tmp_path_factory: pytest.TempPathFactory, data: Any, count: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "j"
     events = written(path, count)
     whole = path.read_bytes()
@@ -292,9 +299,7 @@ def test_any_truncation_loses_only_the_lines_cut(
 
 @settings(max_examples=60, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12), flip=st.integers(1, 255))
-def test_any_byte_flip_loses_only_the_lines_touched(
-    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int
-) -> None:
+def test_a_byte_flip_loses_one_line(tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int) -> None:
     path = tmp_path_factory.mktemp("flip") / "j"
     events = written(path, count)
     whole = bytearray(path.read_bytes())
@@ -362,3 +367,125 @@ def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) 
     path.write_bytes(b"".join(encode({"n": n, "t": 1.0, "kind": kind}) for kind, n in lines))
     assert [line.n for line in module.lines_in(module.raw_tail(path, newest={"step": 3}))] == [0, 1, 48, 49, 50, 51, 52]
     assert len(module.raw_tail(path, newest={"layers": 1})) == 53
+
+
+THIRD = "00" * 8
+DEEP = b'{"a":' * 100_000
+
+
+def line(body: bytes) -> bytes:
+    """Return a journal's line with the right checksum."""
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def changed(attempt: AttemptDir, **facts: Any) -> None:
+    attempt.attempt_path.write_text(json.dumps(read_json(attempt.attempt_path) | facts))
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.name)
+
+
+HARM: dict[str, Callable[[AttemptDir], object]] = {
+    "a FIFO as journal": lambda a: fifo(a.journal_path),
+    "a FIFO as attempt.json": lambda a: fifo(a.attempt_path),
+    "deep JSON": lambda a: a.attempt_path.write_bytes(DEEP),
+    "an event of deep JSON": lambda a: a.journal_path.write_bytes(line(DEEP)),
+    "an infinite start": lambda a: a.journal_path.write_bytes(line(b'{"n":0,"t":Infinity,"kind":"start"}')),
+    "a huge time": lambda a: a.journal_path.write_bytes(line(b'{"n":0,"t":1%s,"kind":"start"}' % (b"0" * 400))),
+    "a huge step": lambda a: a.journal_path.write_bytes(
+        line(b'{"n":0,"t":1.0,"kind":"step","step":5,"loss":1%s}' % (b"0" * 400))
+    ),
+    "an infinite axis": lambda a: changed(a, axes={"lr": float("inf")}),
+    "a huge axis": lambda a: changed(a, axes={"lr": 10**400}),
+    "NUL in a name": lambda a: changed(a, name="a\0b", cell={"why": "\0"}),
+    "a lone surrogate": lambda a: changed(a, name="\ud800", cell={"why": "\ud800"}),
+    "parents that are no list": lambda a: changed(a, parents=7),
+    "a stage that is no word": lambda a: changed(a, stage={"kind": []}),
+    "a folder as journal": lambda a: (a.journal_path.unlink(), a.journal_path.mkdir()),
+    "a looping journal": lambda a: (a.journal_path.unlink(), loop(a.journal_path)),
+    "a looping attempt": lambda a: loop(a.path.parent / "002"),
+    "a looping stage": lambda a: loop(a.path.parents[2] / "ab" / f"ab{'0' * 14}"),
+    "a looping prefix": lambda a: loop(a.path.parents[2] / "ab"),
+    "a number beyond 32 bits": lambda a: (a.path.parent / "99999999999999999999").mkdir(),
+    "a file as prefix": lambda a: (a.path.parents[2] / "ab").write_text("a file"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_attempt_does_not_affect_others(connect: Connect, sqlite_url: str, life: Life, harm: str) -> None:
+    check_the_others(connect, sqlite_url, life, harm)
+
+
+# What Postgres reads differently from SQLite; files that cannot be read never reach a database.
+VALUES = ("an infinite start", "a huge time", "a huge step", "an infinite axis", "a huge axis", "NUL in a name")
+
+
+@needs_server
+@pytest.mark.parametrize("harm", [*VALUES, "a lone surrogate", "a stage that is no word"])
+def test_postgres_stores_the_others_too(connect: Connect, schema_url: str, life: Life, harm: str) -> None:
+    check_the_others(connect, schema_url, life, harm)
+
+
+def check_the_others(connect: Connect, url: str, life: Life, harm: str) -> None:
+    for key in (THIRD, OTHER):
+        life.whole(key)
+    HARM[harm](life.whole())
+    engine = connect(url)
+    done = sync(engine, life.runs)
+    with engine.connect() as connection:
+        read = {
+            row.stage_key for row in connection.exec_driver_sql("SELECT stage_key FROM attempt WHERE outcome='done'")
+        }
+    assert {THIRD, OTHER} <= read
+    again = sync(engine, life.runs)
+    assert again.problems == done.problems
+    assert again.attempts == 0
+    engine.dispose()
+    assert maintenance.rebuild(url, life.runs).problems == done.problems
+    for problem in done.problems:
+        assert str(life.runs) in problem
+    maintenance.check(url, life.runs)
+
+
+NAMED = (
+    "a FIFO as journal", "a folder as journal", "deep JSON", "a looping attempt", "a looping stage", "a looping prefix",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", NAMED)
+def test_skipped_attempts_are_named(connect: Connect, sqlite_url: str, life: Life, harm: str) -> None:
+    HARM[harm](life.whole())
+    (problem,) = sync(connect(sqlite_url), life.runs).problems
+    assert problem.startswith(str(life.runs))
+    assert sync(connect(sqlite_url), life.runs, keys=["0123456789abcdef"]).attempts == 0
+
+
+@pytest.mark.parametrize("level", [0, 1], ids=["the attempt", "the stage"])
+def test_an_unreadable_folder_is_passed_over(unprivileged: Path, connect: Connect, life: Life, level: int) -> None:
+    unprivileged.chmod(0o777)
+    life.runs = unprivileged / "runs"
+    life.whole(OTHER)
+    attempt = life.whole()
+    closed = attempt.path.parent if level else attempt.path
+    closed.chmod(0o000)
+    engine = connect("sqlite://")
+    with ordinary():
+        done = sync(engine, life.runs)
+    assert done.attempts == 1
+    (problem,) = done.problems
+    assert str(closed) in problem
+    assert "Permission denied" in problem
+
+
+def test_links_to_folders_are_followed(life: Life, tmp_path: Path) -> None:
+    attempt = life.whole()
+    shutil.move(attempt.path.parent, tmp_path / "elsewhere")
+    attempt.path.parent.symlink_to(tmp_path / "elsewhere")
+    assert list(all_attempts(life.runs)) == [attempt]

@@ -95,9 +95,7 @@ def test_a_url_that_cannot_be_used(bad: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q?mark", "x%41y", "a b", "h#sh", "c:d", "ü", "file:x", "q?mode=ro"])
-def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
-    connect: Connect, tmp_path: Path, name: str
-) -> None:
+def test_the_database_lies_in_the_project_whatever_its_name(connect: Connect, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name / "inner"
     folder.mkdir(parents=True)
     (folder / "experiments.yaml").write_text("grids: {}\n")
@@ -116,17 +114,11 @@ def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
 @pytest.mark.parametrize(
     "damaged",
     [
-        "host=127.0.0.1 port=1 password=secret",
-        "dbname=x PASSWORD = secret",
-        "postgresql:/user:secret@host/name",
-        "postgresql:user@host?password=secret",
-        "user:secret@host/name",
-        "jdbc:postgresql//user/secret",
-        "postgresql//user/secret",
-        "sqlite://user:secret@host/name",
-        "sqlite:///name?password=secret",
+        "host=127.0.0.1 port=1 password=secret", "dbname=x PASSWORD = secret", "postgresql:/user:secret@host/name",
+        "postgresql:user@host?password=secret", "user:secret@host/name", "jdbc:postgresql//user/secret",
+        "postgresql//user/secret", "sqlite://user:secret@host/name", "sqlite:///name?password=secret",
     ],
-)
+)  # fmt: skip
 def test_a_damaged_url_is_no_file_and_is_not_shown(
     tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

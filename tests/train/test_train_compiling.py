@@ -130,9 +130,7 @@ def restored_tag() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("restored_tag")
-def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_compiles_for_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor chooses kernels by the sizes of the batch that a graph is compiled for, also where they are dynamic."""
     text(tmp_path)
     sizes: list[list[list[int]]] = []
@@ -275,9 +273,7 @@ class IdleCasts(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
-def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
-    inputs: torch.dtype, weights: torch.dtype
-) -> None:
+def test_no_function_of_a_compiled_layer_ends_with_an_idle_cast(inputs: torch.dtype, weights: torch.dtype) -> None:
     """Torch 2.11 would compile its gradients as zeros, without an error."""
     x = torch.randn(1, 6, 8, dtype=inputs)
     weight = torch.ones(8, dtype=weights)
@@ -336,9 +332,7 @@ def test_a_failing_compilation_is_a_warning_with_the_reason(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("taken", ["", "writable", "link"])
-def test_compiled_kernels_are_kept_where_no_other_user_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
-) -> None:
+def test_compiled_kernels_are_kept_in_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     usual = tmp_path / f"gpas-kernels-{os.geteuid()}"

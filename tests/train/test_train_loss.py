@@ -54,9 +54,7 @@ def gradients(made: Llama, value: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("chunk", [50, 350, 10**6])
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 @pytest.mark.parametrize("hole", [False, True])
-def test_without_padding_and_by_chunks_it_is_the_plain_loss(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool
-) -> None:
+def test_by_chunks_it_is_the_plain_loss(monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool) -> None:
     monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
     made = network(family=family)
     (inputs, targets) = padded(hole)
@@ -93,9 +91,7 @@ def z_term(made: Llama, inputs: np.ndarray, targets: np.ndarray, weight: float) 
 @pytest.mark.parametrize("chunk", [50, 350])
 @pytest.mark.parametrize("hole", [False, True])
 @pytest.mark.parametrize("weight", [1e-4, 0.3])
-def test_the_z_loss_has_its_gradients_and_is_not_part_of_the_value(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, hole: bool, weight: float
-) -> None:
+def test_the_z_loss_has_gradients_alone(monkeypatch: pytest.MonkeyPatch, chunk: int, hole: bool, weight: float) -> None:
     monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
     made = network()
     inputs, targets = padded(hole)
@@ -112,9 +108,7 @@ def test_the_z_loss_has_its_gradients_and_is_not_part_of_the_value(
 
 @pytest.mark.parametrize("chunk", [50, 350])
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_label_smoothing_has_the_gradients_of_torch_and_is_not_part_of_the_value(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, weight: float
-) -> None:
+def test_label_smoothing_has_torchs_gradients_alone(monkeypatch: pytest.MonkeyPatch, chunk: int, weight: float) -> None:
     monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
     made = network()
     inputs, targets = padded(True)

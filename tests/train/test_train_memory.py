@@ -99,9 +99,7 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
 @pytest.mark.parametrize("decoder_layers", [1, 3])
 @pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", "none"), ("sandwich", "none")])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
-def test_an_estimate_covers_what_an_encoder_and_a_decoder_keep(
-    scheme: str, gate: str, name: str, decoder_layers: int
-) -> None:
+def test_an_estimate_covers_an_encoder_and_decoder(scheme: str, gate: str, name: str, decoder_layers: int) -> None:
     """Half of the tokens are the encoder's; a layer of the decoder keeps what its cross-attention needs, too."""
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300, "decoder_layers": decoder_layers}
     model = parse_model({"size": size, "norm": scheme, "gate": gate, "family": "encoder-decoder"})
@@ -143,9 +141,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     ("strategy", "rows", "words"),
     [("none", 4, "not even one row"), ("fsdp", 1, "not even one row"), ("hsdp", 4, "4 rows at once do not fit")],
 )
-def test_a_network_that_does_not_fit_ends_the_job(
-    strategy: str, rows: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_too_large_is_an_end(strategy: str, rows: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -150,18 +150,13 @@ def test_flops_are_those_of_the_convention() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "expected"),
     [
-        ("NVIDIA H200", "bf16", 989.5e12),
-        ("NVIDIA H100 80GB HBM3", "pure_bf16", 989.5e12),
-        ("NVIDIA H100 PCIe", "bf16", 756e12),
-        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
-        ("NVIDIA L4", "fp32", 30.3e12),
-        ("NVIDIA L40S", "bf16", 362e12),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("AMD Instinct MI300X", "bf16", None),
-        ("", "fp32", None),
+        ("NVIDIA H200", "bf16", 989.5e12), ("NVIDIA H100 80GB HBM3", "pure_bf16", 989.5e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12), ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+        ("NVIDIA L4", "fp32", 30.3e12), ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("AMD Instinct MI300X", "bf16", None), ("", "fp32", None),
     ],
-)
+)  # fmt: skip
 def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | None) -> None:
     assert peak_flops(name, precision) == expected
 
@@ -358,12 +353,6 @@ def test_observation_changes_no_bit_of_a_training_and_measures_the_first_micro_b
         assert series[name][1] == pytest.approx(number, rel=1e-5), name
     lengths = {name: len(series[name]) for name in seen[1]}
     assert lengths == {
-        "activation_variance": 5,
-        "kurtosis": 5,
-        "max_to_rms": 5,
-        "max_to_median": 5,
-        "effective_rank": 5,
-        "first_token_share": 4,
-        "block_cosine": 4,
-        "block_update": 4,
-    }
+        "activation_variance": 5, "kurtosis": 5, "max_to_rms": 5, "max_to_median": 5, "effective_rank": 5,
+        "first_token_share": 4, "block_cosine": 4, "block_update": 4,
+    }  # fmt: skip

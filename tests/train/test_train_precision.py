@@ -63,9 +63,7 @@ def test_with_a_gpu_determinism_is_strict(on_gpu: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("variable", [None, *_ALLOCATOR_VARIABLES])
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_segments_are_expandable_unless_the_user_has_settings(
-    on_gpu: bool, variable: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_expand_by_default(on_gpu: bool, variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
@@ -138,15 +136,9 @@ def test_the_product_of_each_processor(
 
 
 BEFORE = {
-    "device": "A",
-    "threads": 2,
-    "torch": "2.10.0",
-    "compiled": True,
-    "triton": False,
-    "ragged": False,
-    "wider": False,
+    "device": "A", "threads": 2, "torch": "2.10.0", "compiled": True, "triton": False, "ragged": False, "wider": False,
     "deterministic": True,
-}
+}  # fmt: skip
 
 
 def test_each_field_that_differs_is_said_in_words() -> None:

@@ -101,9 +101,7 @@ def test_a_run_reports_every_event(straight: Straight) -> None:
     assert len(data["first_batch"]) == 64
 
 
-def test_descriptors_do_not_grow_with_the_updates(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descriptors_do_not_grow_over_time(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many files are open after the last evaluation and checkpoint as after the first."""
     counts = []
     once = Recorder.__call__
@@ -178,16 +176,12 @@ STOPS = [(7, True), (9, False)]
     indirect=["saving"],
 )
 @pytest.mark.usefixtures("saving")
-def test_a_resumed_run_ends_in_the_same_bits(
-    paths: RunPaths, straight: Straight, tmp_path: Path, stop_at: int, lost: bool
-) -> None:
+def test_a_resumed_run_is_equal(paths: RunPaths, straight: Straight, tmp_path: Path, stop_at: int, lost: bool) -> None:
     assert_resumed_in_the_same_bits(paths, tmp_path, cell(), straight, stop_at, lost)
 
 
 @pytest.mark.parametrize("precision", long_but(["bf16", "bf16_stream", "pure_bf16"], "pure_bf16"))
-def test_a_resumed_run_of_another_precision_ends_in_the_same_bits(
-    paths: RunPaths, tmp_path: Path, precision: str
-) -> None:
+def test_a_resumed_run_of_another_precision_is_identical(paths: RunPaths, tmp_path: Path, precision: str) -> None:
     what = cell(precision=precision)
     whole = Straight(tmp_path / "straight", *go(paths, tmp_path / "straight", what))
     assert_resumed_in_the_same_bits(paths, tmp_path, what, whole, *STOPS[0])
@@ -254,9 +248,7 @@ def test_base_and_gpas_see_the_same_batches(paths: RunPaths, tmp_path: Path) -> 
     assert other.of("data")[0]["first_batch"] != runs[0].of("data")[0]["first_batch"]
 
 
-def test_a_loss_that_is_not_a_number_is_a_result(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_nan_is_a_result(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = loop.summed_loss
     calls = iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 6 else 1))
@@ -268,9 +260,7 @@ def test_a_loss_that_is_not_a_number_is_a_result(
     assert recorder.of("step")[-1]["step"] == 8
 
 
-def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_not_finite_ends_a_run(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = loop.clip
     calls = iter(range(10**6))
 
@@ -313,9 +303,7 @@ def test_the_first_parameter_without_a_finite_gradient_is_named(
     assert line(outcome).startswith("not finite at update 1: the gradient norm")
 
 
-def test_a_loss_that_stays_high_is_a_divergence(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_stays_high_diverges(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = loop.summed_loss
     calls = iter(range(10**6))
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 4 else 1))
@@ -324,9 +312,7 @@ def test_a_loss_that_stays_high_is_a_divergence(
     assert "was above 6." in outcome.cause
 
 
-def test_a_resumed_run_reports_the_same_spikes(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_the_same_spikes(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {7: 8.0, 8: 8.0, 12: 9.0}
     update = loop.Loop.update
 
@@ -390,9 +376,7 @@ def test_a_run_without_deterministic_kernels_warns_where_it_resumes(paths: RunPa
         make_deterministic(1)
 
 
-def test_a_run_resumed_on_another_machine_warns_of_what_rounds_otherwise(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_rounds_otherwise(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(torch, "__version__", "2.10.0")
         elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
@@ -436,9 +420,7 @@ def test_a_run_too_short_for_a_profile_warns(paths: RunPaths, tmp_path: Path) ->
     assert "it takes 13 updates" in recorder.of("warning")[0]["message"]
 
 
-def test_checkpoints_by_time_follow_the_clock_and_the_last_update(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_by_time_follow_the_clock(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reading of the clock is a minute later: one at the start and one after each update and at each save."""
     minutes = iter(range(10**6))
     monkeypatch.setattr(training.time, "monotonic", lambda: 60.0 * next(minutes))
@@ -450,9 +432,7 @@ def test_checkpoints_by_time_follow_the_clock_and_the_last_update(
 
 
 @pytest.mark.usefixtures("saving")
-def test_a_disk_full_for_a_while_costs_only_checkpoints(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_full_for_a_while_costs_no_run(paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last checkpoint is not lost either: it is written after the evaluation, when the disk has room again."""
     refused = iter(range(-(-STEPS // CADENCE.checkpoint_every)))
     write = checkpoint._write

@@ -189,18 +189,14 @@ def test_more_layers_than_there_are_cannot_be_left_out(project: Project, section
         project.go(project.cell(importance={"text": "notes.txt", **section}))
 
 
-def test_sublayers_that_cannot_be_removed_are_refused_with_the_reason(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sublayers_that_cannot_be_removed_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpas_cli.evaluate.blocks._ATTENTION_NAMES", ())
     cell = project.cell(importance={"text": "notes.txt", "parts": ["attention"]})
     with pytest.raises(GpasError, match=r"importance.parts: no attention or feed-forward network with a usual name"):
         project.go(cell)
 
 
-def test_a_network_that_does_not_fit_is_refused_before_it_is_loaded(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_does_not_fit_is_not_loaded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     with pytest.raises(GpasError, match=r"its weights need .* and 1.0 kB are free"):
         project.go(project.cell(texts={"texts": ["notes=notes.txt"]}))

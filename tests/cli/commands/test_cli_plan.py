@@ -208,9 +208,7 @@ def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:
     assert "7 layers, 32 wide" in face("plan", "deeper").out
 
 
-def test_what_does_not_fit_on_the_disk_is_refused_before_anything_starts(
-    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_on_the_disk_is_refused(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = next(str(above) for above in (tmp_path, *tmp_path.parents) if above.is_mount())
     (tmp_path / "quota").write_text(f"#!/bin/sh\necho {mount} 100 0 $(cat {tmp_path}/limit)\n")
     (tmp_path / "quota").chmod(0o755)

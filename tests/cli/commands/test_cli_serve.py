@@ -58,9 +58,7 @@ def read(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_the_page_survives_what_happens_to_its_files_and_stops_at_ctrl_c(
-    project: Face, serving: subprocess.Popen[str]
-) -> None:
+def test_the_page_survives_its_files_and_stops_at_ctrl_c(project: Face, serving: subprocess.Popen[str]) -> None:
     url = address(serving)
     cells = read(f"{url}data.json")["cells"]
     assert [cell["state"] for cell in cells] == ["done"] * 4

@@ -49,9 +49,7 @@ def test_without_names_grids_that_nobody_started_take_one_line(cells: Face) -> N
     assert "nothing is running or needs attention" in cells("status", "--where", "norm=pre").out
 
 
-def test_the_summary_fits_a_screen_of_24_lines_with_each_name_whole(
-    cells: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary_fits_24_lines_with_each_name_whole(cells: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("post-s1", "post-gpas-s1", "post-gpas-s2", "pre-gpas-s1", "pre-gpas-s2"):
         cells.ended(name, "failed", cause="no luck " * 20)
     drawn = Console(file=io.StringIO(), width=80, height=14, color_system=None, force_terminal=True)

@@ -35,9 +35,7 @@ def test_it_has_the_numbers_of_the_cells_that_have_ended(face: Face) -> None:
 @pytest.mark.parametrize(
     "error", [StoreError("locked"), OperationalError("SELECT 1", {}, Exception("locked")), OSError(28, "disk full")]
 )
-def test_there_is_none_while_results_cannot_be_read(
-    face: Face, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_is_none_without_readable_results(face: Face, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     face.ended(face.entries()[0].name, "done", 100.5)
 
     def fail(*_: object) -> None:

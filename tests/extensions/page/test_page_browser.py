@@ -243,11 +243,8 @@ def test_a_heat_map_has_its_numbers_as_a_table(window: Any, tmp_path: Path) -> N
     window.locator(".heat .numbers table").first.wait_for()
     assert made.texts(".heat caption") == ["Pre-LN, by first layer", "LNS, by first layer"]
     assert [text.split() for text in made.texts(".heat .numbers tbody tr")] == [
-        ["2", "0.125"],
-        ["1", "0.25", "0.5"],
-        ["2", "3", "4"],
-        ["1", "1", "2"],
-    ]
+        ["2", "0.125"], ["1", "0.25", "0.5"], ["2", "3", "4"], ["1", "1", "2"],
+    ]  # fmt: skip
     assert made.violations() == []
     made.close()
     assert made.errors == []

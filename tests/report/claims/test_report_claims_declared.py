@@ -92,16 +92,14 @@ def test_each_says_where_it_is_made_and_at_toy_size_nothing_about_the_papers_siz
         ("lns-beats-mix-after-finetuning", {"average": 1.8, "ARC-e": 3.56}),
         ("lns-wins-all-tasks-but-one", {"MMLU, Pre-LN": -2.15}),
         ("raptr-below-stacking", {"6-8-10-12": -0.03, "6-9-12": -0.02}),
-        (
-            "stages-beat-equal-work-in-bert-large",
-            {"than training all layers, depth stacking, optim.steps 100000": -0.06},
-        ),
+        ("stages-beat-equal-work-in-bert-large",
+         {"than training all layers, depth stacking, optim.steps 100000": -0.06}),
         ("raptr-matches-ul2-with-less-work", {"the loss is at most that of the baseline": 0.0}),
         ("stacking-depends-on-its-stages", {"": -0.02}),
         ("stop-gradient-is-needed", {"gains less than 1 %": 21.34 / 21.35, "worse than GPAS": 21.34 / 20.35}),
         ("identity-and-tanh-at-350m", {"better at 350M, tanh": -0.26, "not better at 1B": 0.24}),
     ],
-)
+)  # fmt: skip
 def test_the_published_effects_are_those_of_the_papers(name: str, effects: dict[str, float]) -> None:
     paper = next(claim for claim in all_claims(EXPERIMENTS)[name] if not claim.toy)
     published = {part.title: part.published for part in evaluate(paper, cells()).parts}

@@ -1,5 +1,7 @@
 """The papers' figures: every one can be drawn from its grids, with the panels and lines that the paper has."""
 
+from pathlib import Path
+
 import pytest
 from curve_database import stand_in
 from named_papers import PACKS
@@ -10,10 +12,10 @@ from gpas_cli.report import query
 from gpas_cli.report.figures.figure import as_json
 from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.statistics.stats import better
 
 FIGURES = declared_figures(PACKS)
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
+GOLDEN = Path(__file__).parents[2] / "golden/figures.txt"
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
     "curse": ["1", "2", "4", "5"],
@@ -44,10 +46,6 @@ def drawn(name: str, database: object, grid: str = "") -> PaperFigure:
     return make(asked, Recorded(asked.entries, engine=database), lambda entry: [3.0, 2.0])
 
 
-def titles(figure: PaperFigure) -> list[list[str]]:
-    return [[one.title for one in panel.drawn] for panel in figure.panels]
-
-
 def test_every_figure_of_the_papers_is_declared() -> None:
     assert set(FIGURES) == {f"{paper}-{n}" for paper, own in NUMBERS.items() for n in own}
 
@@ -67,65 +65,20 @@ def test_every_figure_has_cells_and_panels_in_both_of_its_grids(spec: FigureSpec
     assert [as_json(panel).frame.y for panel in made.panels]
 
 
-def test_panels_and_methods_are_the_papers(database: object) -> None:
-    both = ["Pre-LN", "Pre-LN + GPAS"]
-    assert titles(drawn("gpas-2", database)) == [both, both]
-    assert [panel.title for panel in drawn("gpas-2", database).panels] == [
-        "(a) Pretraining loss",
-        "(b) Evaluation loss",
+def described(name: str, database: object, toy: bool) -> str:
+    """Return a figure's name, and its panels with their axis, level and lines."""
+    panels = drawn(name, database, FIGURES[name].toy if toy else "").panels
+    lines = [
+        f"  {one.title} | {one.x} | {one.level} | {'; '.join(drawn.title for drawn in one.drawn)}" for one in panels
     ]
-    assert titles(drawn("gpas-3a", database)) == [
-        ["DeepNorm + GPAS", "Pre-LN + GPAS", "Sandwich-LN + GPAS", "Mix-LN + GPAS", "LNS + GPAS"]
+    return "\n".join([f"{name}{' (toy)' if toy else ''}", *lines])
+
+
+def test_panels_and_lines_are_those_of_the_golden_file(database: object) -> None:
+    found = [
+        described(name, database, toy) for name, spec in FIGURES.items() for toy in (False, True) if spec.toy or not toy
     ]
-    assert titles(drawn("gpas-4", database, "quickstart"))[0] == [f"layer {n}" for n in (1, 3, 5, 7, 9, 11, 12)]
-    assert titles(drawn("gpas-6", database))[1] == ["W_gate", "W_up", "W_down"]
-    assert [panel.level for panel in drawn("gpas-6", database).panels] == [1.0, 1.0]
-    growing = ["Pre-LN", "Pre-LN with scaled initialisation", "LayerNorm Scaling"]
-    law = better([(layer, 1.01 + layer) for layer in range(1, 12)])  # after 10,000 updates
-    laws = [f"{title}: {law.words}" for title in growing]
-    assert titles(drawn("curse-1", database)) == [[*growing, *laws]]
-    toy_cells = {
-        entry.name.rpartition("-")[0] for entry in request(FIGURES["curse-1"], EXPERIMENTS, "quickstart-curse").entries
-    }
-    assert toy_cells == {"pre-normal", "pre-scaled", "lns-normal"}  # lns-weights is another form of LNS
-    networks = drawn("curse-2", database, "quickstart-figure2").panels
-    assert [(panel.title, len(panel.series)) for panel in networks][2:] == [
-        ("(c) network small-bert", 1),
-        ("(d) trained here", 4),
-    ]
-    assert titles(drawn("spike-2", database)) == [["Xavier Init", "Vanilla", "Embed LN", "Scaled Embed"]]
-    assert [panel.title for panel in drawn("spike-3", database).panels] == ["(a) gpt-350m", "(b) gpt-1.7b"]
-    toy = [panel.title for panel in drawn("spike-3", database, "quickstart-spike").panels]
-    assert toy == ["(a) quickstart, lr 0.002", "(b) quickstart, lr 0.008", "(c) quickstart, lr 0.032"]
-    assert titles(drawn("spike-3", database)) == 2 * [["Vanilla", "Embed Detach", "Embed LN", "Scaled Embed"]]
-    scalings = ["square root", "linear", "1/p"]
-    assert [titles(drawn("raptr-1a", database, grid)) for grid in ("", "quickstart-raptr-scale")] == 2 * [[scalings]]
-    fixed = ["first and last", "none", "first", "1, 2, 11, 12"]
-    assert [titles(drawn("raptr-1b", database, grid)) for grid in ("", "quickstart-raptr-fixed")] == 2 * [[fixed]]
-    assert [panel.title for panel in drawn("spike-5", database).panels] == ["(a) lr 0.0003", "(b) lr 0.0001"]
-    assert titles(drawn("spike-7", database)) == 2 * [["Xavier Init", "Xavier Init + Scaled Embed", "Scaled Embed"]]
-    rates = [
-        f"{method}, optim.lr {rate}" for rate in ("0.001", "0.0005", "0.0001") for method in ("Vanilla", "Scaled Embed")
-    ]
-    assert titles(drawn("spike-8", database)) == 2 * [rates]
-    assert titles(drawn("spike-9", database)) == [[f"{n} tokens" for n in (128, 256, 512, 1024, 2048)]]
-    assert titles(drawn("spike-10", database)) == 2 * [["Vanilla", "RMSNorm"]]
-    assert titles(drawn("spike-11", database))[1] == ["Scaled Embed", "standard deviation 5", "standard deviation 50"]
-    for name in ("spike-12", "spike-13"):
-        outputs = [f"layer {n}" for n in (1, 7, 12)] + ["normal distribution"]
-        assert titles(drawn(name, database)) == 10 * [outputs]
-        panels = [panel.title for panel in drawn(name, database).panels]
-        assert panels[:2] == ["(a) embed plain, init small, attention", "(b) embed plain, init small, feed-forward"]
-        assert [panel.title for panel in drawn(name, database, "quickstart-layers").panels] == [
-            "(a) attention",
-            "(b) feed-forward",
-        ]
-    assert "at update 0" in drawn("spike-12", database).panels[0].x
-    assert [panel.title for panel in drawn("curse-5", database, "quickstart-curse").panels] == [
-        "(a) update 60",
-        "(b) update 180",
-        "(c) update 360",
-    ]
+    assert "\n".join(found) + "\n" == GOLDEN.read_text("utf-8")
 
 
 def test_a_title_names_the_papers_size_only_for_cells_of_that_size(database: object) -> None:

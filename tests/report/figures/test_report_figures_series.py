@@ -188,9 +188,7 @@ def test_a_quantity_by_layer_is_drawn_at_the_last_update_or_at_chosen_ones(recor
     assert scaled.step == 1000
 
 
-def test_figures_over_layers_prefer_the_last_stage_and_figures_over_updates_a_training(
-    recorded: dict[str, float],
-) -> None:
+def test_figures_over_layers_prefer_the_last_stage_those_over_updates_a_training(recorded: dict[str, float]) -> None:
     measured = entry("pre", "none", size={"like": "71m", "layers": LAYERS}, optim=OPTIM, layers={})
     pretraining, layers = (stage.key for stage in measured.cell.stages)
     recorded |= {pretraining: 1.0, layers: 7.0}

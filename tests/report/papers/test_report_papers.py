@@ -1,5 +1,7 @@
-"""The published numbers: each one against a second transcription of the papers, and looking them up."""
+"""The published numbers against a second transcription; their remarks, and the language of printed tables."""
 
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,104 +10,18 @@ import pytest
 import yaml
 from named_papers import NUMBERS, PACKS, SOURCES, load, published, tables
 
-from gpas_cli.errors import GpasError
-from gpas_cli.grid.packs import pack_named
-from gpas_cli.report.papers import UNCHANGED, PublishedRow, PublishedTable
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.grid.packs import Pack, pack_named
+from gpas_cli.report.papers import PublishedTable, Remark
+from gpas_cli.report.papers.printed import printed
+from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.sheet import PLAIN
 
 DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
 EVERY_TABLE = {f"{source}: {name}": published(source, name) for source in SOURCES for name in tables(source)}
-
 # What every cell of the GPAS experiments is.
 LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
 UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
-
-
-def of_cell(labels: dict[str, Any]) -> dict[str, Any]:
-    """Return the labels of a cell that has those of a row: of several, the first."""
-    return {axis: label[0] if isinstance(label, tuple) else label for axis, label in labels.items()}
-
-
-def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, Any]]]:
-    """Yield every published number: its table's name, its row, its place in the row, and its labels."""
-    for name, table in EVERY_TABLE.items():
-        for row in table.rows:
-            for i in range(len(row.values)):
-                column = {table.axis: table.columns[i]} if table.axis else {}
-                yield name, table, row, i, of_cell({**row.labels, **column})
-
-
-def difference(table: PublishedTable, labels: dict[str, Any], base: dict[str, Any]) -> float | None:
-    found = table.cell(labels)
-    return found.minus(table.cell(base)) if found else None
-
-
-def test_every_table_is_whole() -> None:
-    for name, table in EVERY_TABLE.items():
-        assert table.better in ("lower", "higher"), name
-        assert table.what, name
-        assert table.metric, name
-        width = len(table.columns) if table.axis else 1
-        assert all(len(row.values) == width for row in table.rows), name
-        assert all(len(more) in (0, width) for row in table.rows for more in (row.deltas, row.stds)), name
-        labels = [tuple(sorted(({**UNCHANGED, **row.labels}).items(), key=str)) for row in table.rows]
-        assert len(set(labels)) == len(labels), name
-        assert len(table.train_tokens) in (0, width), name
-
-
-def test_a_remark_is_about_numbers_that_are_printed() -> None:
-    for name, table in EVERY_TABLE.items():
-        found = [table.cell(labels) for other, *_, labels in cells() if other == name]
-        for remark in table.remarks:
-            assert any(cell and remark in cell.remarks for cell in found), (name, remark)
-
-
-def test_known_misprints_are_remarked() -> None:
-    said = {
-        ("raptr", "table10_speed"): "reversed",
-        ("raptr", "table4_scores"): "shifted",
-        ("raptr", "table8_scores"): "rate at which layers are kept",
-        ("raptr", "table5_accuracy"): "87.5",
-        ("spike_no_more", "table1_perplexity"): "30.35",
-        ("spike_no_more", "table7_perplexity"): "30.03",
-        ("gpas", "table4_activation"): "0.01",
-    }
-    for (source, name), words in said.items():
-        assert any(words in remark.text for remark in published(source, name).remarks), (source, name)
-
-
-def test_every_number_is_found_by_its_own_labels() -> None:
-    for name, table, row, i, labels in cells():
-        assert table.value(labels) == row.values[i], (name, labels)
-
-
-def test_printed_differences_are_those_of_printed_numbers() -> None:
-    for name, table, row, i, labels in cells():
-        if row.deltas and (printed := row.deltas[i]) is not None:
-            plain = "deepnorm" if labels["norm"] == "deepnorm" else "normal"
-            derived = difference(table, labels, {**labels, "gate": "none", "init": plain})
-            # Large differences are printed without decimals, and without rounding.
-            assert derived == pytest.approx(printed, abs=0.0101 if abs(printed) < 100 else 1), (name, labels)
-
-
-def test_the_number_everyone_asks_for() -> None:
-    table = published("gpas", "table2_perplexity")
-    cell = {**LLAMA, "size": "71m", "norm": "pre", "gate": "gpas", "seed": 3}
-    assert table.value(cell) == 33.49
-    assert difference(table, cell, {**cell, "gate": "none"}) == -0.74
-    found = table.cell(cell)
-    assert found.tokens == 1_000_000_000
-    assert table.better == "lower"
-
-
-def test_unprinted_numbers_are_none() -> None:
-    table = published("gpas", "table2_perplexity")
-    cell = {**LLAMA, "size": "71m", "norm": "pre"}
-    assert table.value(cell) == 34.23
-    assert table.value({**cell, "norm": "post", "gate": "gpas"}) is None
-    assert table.value({**cell, "size": "7b"}) is None
-    assert table.value({**cell, "embed": "scaled"}) is None
-    assert table.value({**LLAMA, "norm": "pre"}) is None
-    assert difference(table, {**cell, "gate": "gpas"}, {**cell, "size": "7b"}) is None
 
 
 @pytest.mark.parametrize("axis", ["family", "norm", "init", "std", "data", "text"])
@@ -141,10 +57,6 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         published("gpas", "table2_perplexity@130")
 
 
-def test_titles_are_there() -> None:
-    assert all(load(source)["title"] and load(source)["short"] for source in SOURCES)
-
-
 SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
 
 
@@ -152,10 +64,10 @@ SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
 def test_every_number_is_that_of_the_second_transcription(name: str) -> None:
     table = published(*name.split(": "))
     second = SECOND["numbers"][table.source][table.name]
-    for labels, *printed in second["cells"]:
+    for labels, *numbers in second["cells"]:
         cell = table.cell({**second["where"], **labels})
         found = (cell.value, cell.delta, cell.std) if cell else (None, None, None)
-        assert found == (*printed, None, None)[:3], labels
+        assert found == (*numbers, None, None)[:3], labels
     assert sum(value is not None for _, value, *_ in second["cells"]) == sum(
         value is not None for row in table.rows for value in row.values
     )
@@ -167,11 +79,6 @@ def test_settings_are_those_of_the_second_transcription(source: str) -> None:
     assert {name: settings[name] for name in SECOND["settings"][source]} == SECOND["settings"][source]
 
 
-def test_the_tokens_of_the_curse_of_depth() -> None:
-    found = published("curse_of_depth", "table1_perplexity").train_tokens
-    assert found == (2_200_000_000, 3_900_000_000, 6_000_000_000, 8_900_000_000)
-
-
 def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
     table = published("raptr", "table1_loss@bert-base")
     toy = {"size": "-", "family": "llama", "norm": "pre", "depth": "full"}
@@ -180,3 +87,112 @@ def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
     assert published("raptr", "table7_loss@bert-base").value({**toy, "budget": "equal"}) == 1.74
     with pytest.raises(GpasError, match="no column 'bert-bas'; did you mean"):
         published("raptr", "table1_loss@bert-bas")
+
+
+REMARKED = [published(source, name) for source in SOURCES for name in tables(source)]
+REMARKS = [(table, remark) for table in REMARKED for remark in table.remarks]
+
+
+def cells(table: PublishedTable) -> Iterator[tuple[dict[str, Any], float | None, tuple[Remark, ...]]]:
+    """Yield the labels of each published number, the number, and the remarks about it."""
+    for row in table.rows:
+        for i, value in enumerate(row.values):
+            labels = {**row.labels, **({table.axis: table.columns[i]} if table.axis else {})}
+            found = table.cell(
+                {axis: label[0] if isinstance(label, tuple) else label for axis, label in labels.items()}
+            )
+            assert found
+            yield labels, value, found.remarks
+
+
+@pytest.mark.parametrize(("table", "remark"), REMARKS, ids=lambda one: getattr(one, "name", ""))
+def test_a_remark_stands_at_a_number(table: PublishedTable, remark: Remark) -> None:
+    assert any(remark in remarks for _, _, remarks in cells(table)), remark.text
+
+
+def test_only_perplexities_over_1000_are_of_runs_that_diverged() -> None:
+    """And all of them are; in a table whose numbers are `null` where a run failed, the remark says how."""
+    seen = 0
+    for table in REMARKED:
+        for labels, value, remarks in cells(table):
+            said = " ".join(remark.text for remark in remarks)
+            exploded = value is None and ("failed" in said or "exploded" in said)
+            over = table.metric == "perplexity" and value is not None and value > 1000
+            where = (table.source, table.name, labels, value)
+            assert ("diverged" in said) == over, where
+            assert ("exploded" in said) == exploded, where
+            seen += over
+    assert seen == 6 + 7
+
+
+PAGE = Path(__file__).parents[3] / "docs/reference/numbers.md"
+BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE.read_text("utf-8"), re.MULTILINE)]
+EXAMPLE = "short: Mine\n" + "".join(BLOCKS)
+
+
+def lines(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return Table 2 of a file of numbers."""
+    (folder / "numbers.yaml").write_text(text)
+    monkeypatch.chdir(folder)
+    (table,) = printed(Pack("mine", folder), "2")
+    return sheet(table).texts(PLAIN)
+
+
+def test_the_example_of_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines(EXAMPLE, tmp_path, monkeypatch) == [
+        ["Method", "71M", "1B"],
+        ["Pre-LN", "34.23", "16.92"],
+        ["Pre + GPAS", "33.49 (-0.74)", "16.25 (-0.67)"],
+    ]
+
+
+MORE = """\
+    bands: {Small: {size: 71m}}
+    columns: {All: {}}
+    rows: {Pre: {norm: pre}, Largest: {size: 1b, gate: gpas}}
+    digits: {All: all}
+    suffix: {Pre: ' (?)'}
+    texts: {Largest: {All: 16.250}}
+    underlined: {Pre: [All]}
+"""
+
+
+def test_bands_and_notation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = EXAMPLE[: EXAMPLE.index("    columns: {71M")] + MORE
+    found = lines(text.replace("16.250", "'16.250'"), tmp_path, monkeypatch)
+    assert found == [["Method", "All"], ["Largest", "16.250"], ["Small", ""], ["Pre", "34.23 (?)"]]
+
+
+LINE = EXAMPLE[: EXAMPLE.index("    columns: {71M")].count("\n") + 1  # of the columns
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("corner: M", "cornr: M", f"{LINE - 2}:5: printed.2.cornr: unknown key 'cornr'; did you mean 'corner'?"),
+        (": {size: 1b}}\n", ": {size: 2b}}\n", f"{LINE + 2}:15: printed.2.rows.Pre-LN: no number has the labels of "
+         "this row and of the column '1B': size 2b, norm pre; valid: 71m, 1b"),
+        ("{71M: {size: 71m}, 1B: {size: 1b}}", "{All: {}}", f"{LINE + 2}:15: printed.2.rows.Pre-LN: 2 numbers have the "
+         "labels of this row and of the column 'All': norm pre"),
+        ("corner: Method", "digits: few", f"{LINE - 2}:13: printed.2.digits: 'few' is not a whole number"),
+        ("corner: Method", "texts: {Post: {1B: x}}", f"{LINE - 2}:13: printed.2.texts.Post: unknown key 'Post'"),
+        ("corner: Method", "texts: {Pre-LN: {1B: 9.0}}", f"{LINE - 2}:26: printed.2.texts.Pre-LN.1B: '9.0' is"),
+        ("corner: Method", "underlined: {Pre-LN: [1b]}", f"{LINE - 2}:26: printed.2.underlined.Pre-LN: there is no "
+         "'1b'; valid: 71M, 1B"),
+        ("corner: Method", "cells_of: 3", f"{LINE - 2}:15: printed.2.cells_of: '3' is not a"),
+        ("published: t", "published: T", f"{LINE - 1}:16: printed.2.published: there is no 'Table2_perplexity'; "
+         "did you mean"),
+        ("  better: lower", "  beter: lower", "6:5: tables.table2_perplexity.beter: unknown key 'beter'; did you mean"),
+        ("34.23, 16.92", "34.23", "11:39: tables.table2_perplexity.rows.values: has 1 number for 2 columns"),
+        ("34.23, 16.92", "34.23, -", "11:47: tables.table2_perplexity.rows.values: '-' is not a number"),
+        ("values: [33.49, 16.25]", "value: [33.49, 16.25]", "12:43: tables.table2_perplexity.rows.value: unknown key"),
+        ("printed:", "prnted:", "13:1: prnted: unknown key 'prnted'; did you mean 'printed'?"),
+        ("    published: table2_perplexity\n", "", f"{LINE + 1}:15: printed.2.rows.Pre-LN: a mapping is not a list"),
+        ("    columns: {71M: {size: 71m}, 1B: {size: 1b}}\n", "", f"{LINE - 3}:5: printed.2: needs 'columns'"),
+    ],
+)  # fmt: skip
+def test_mistakes_name_lines(old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EXAMPLE.count(old) == 1
+    with pytest.raises(InvalidExperiments) as caught:
+        lines(EXAMPLE.replace(old, new), tmp_path, monkeypatch)
+    assert f"numbers.yaml:{message}" in str(caught.value)

@@ -77,10 +77,7 @@ grids:
 @pytest.mark.parametrize(
     ("rows", "titles"),
     [
-        (
-            "[gate]",
-            ["Post", "Post-LN", "  + GPAS", "Usual", "Pre-LN", "  + GPAS", "LNS", "  + GPAS"],
-        ),
+        ("[gate]", ["Post", "Post-LN", "  + GPAS", "Usual", "Pre-LN", "  + GPAS", "LNS", "  + GPAS"]),
         (
             "{best: {gate: gpas, norm: lns}, gated: {gate: gpas}}",
             ["best", "Post", "gated", "Usual", "gated", "Pre-LN", "Post-LN", "LNS"],
@@ -113,12 +110,8 @@ def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
     entries = [entry("pre", "gpas"), entry("lns", "gpas"), entry("lns"), entry("pre"), entry("mix")]
     table = build(entries, {}, {}, spec())
     assert [(row.title, row.indent) for row in table.rows] == [
-        ("LNS", 0),
-        ("+ GPAS", 1),
-        ("Pre-LN", 0),
-        ("+ GPAS", 1),
-        ("Mix-LN", 0),
-    ]
+        ("LNS", 0), ("+ GPAS", 1), ("Pre-LN", 0), ("+ GPAS", 1), ("Mix-LN", 0),
+    ]  # fmt: skip
     assert [row.full_title for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
 
 
@@ -130,11 +123,8 @@ def test_what_replaces_something_of_its_base_is_not_added_to_it() -> None:
     ]
     table = build(entries, {}, {}, spec(rows=("norm", "init"), against={"norm": "pre", "init": "normal"}))
     assert [(row.title, row.indent) for row in table.rows] == [
-        ("Pre-LN, init normal", 0),
-        ("init scaled", 1),
-        ("LNS", 1),
-        ("LNS, init scaled", 1),
-    ]
+        ("Pre-LN, init normal", 0), ("init scaled", 1), ("LNS", 1), ("LNS, init scaled", 1),
+    ]  # fmt: skip
     assert [row.full_title for row in table.rows][1:3] == ["Pre-LN, init scaled", "LNS, init normal"]
 
 
@@ -189,18 +179,12 @@ def test_a_base_without_a_number_gives_no_difference() -> None:
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
-        (("missing", None), "missing"),
-        (("queued", None), "queued"),
-        (("running", 0.4567), "running 45 %"),
-        (("running", None), "running"),
-        (("interrupted", 0.2), "interrupted 20 %"),
-        (("failed", 0.2), "failed"),
-        (("cancelled", None), "cancelled"),
-        (("unknown", None), "unknown"),
-        (("done", None), "not ingested"),
+        (("missing", None), "missing"), (("queued", None), "queued"), (("running", 0.4567), "running 45 %"),
+        (("running", None), "running"), (("interrupted", 0.2), "interrupted 20 %"), (("failed", 0.2), "failed"),
+        (("cancelled", None), "cancelled"), (("unknown", None), "unknown"), (("done", None), "not ingested"),
         (None, "missing"),
     ],
-)
+)  # fmt: skip
 def test_every_state_is_shown_as_such(state: tuple[str, float | None] | None, shown: str) -> None:
     lone = entry()
     states = {lone.cell.key: state} if state else {}
@@ -271,12 +255,8 @@ def test_published_numbers_are_matched_to_cells() -> None:
     table = build(entries, states, results, spec(published=sources))
     printed = [cell.printed["gpas"] if cell.printed else None for cell in column(table)]
     assert [(p.value, p.delta) if p else None for p in printed] == [
-        (34.23, None),
-        (33.49, -0.74),
-        (34.7, None),
-        (32.93, -1.77),
-        None,
-    ]
+        (34.23, None), (33.49, -0.74), (34.7, None), (32.93, -1.77), None,
+    ]  # fmt: skip
     assert [c.sources for c in table.columns] == [("gpas",), ()]
     assert "has none of these cells" in note(table, "published")
     assert [(g.row, g.source, round(g.ours, 2), g.published) for g in gains(table)] == [
@@ -320,19 +300,13 @@ def test_a_changed_network_is_not_the_papers() -> None:
 
 def test_an_ablation_finds_its_row() -> None:
     gates = {
-        "none": "none",
-        "gpas": "gpas",
-        "tanh": {"activation": "tanh"},
-        "relu": {"activation": "relu", "init": 0.1},
-    }
+        "none": "none", "gpas": "gpas", "tanh": {"activation": "tanh"}, "relu": {"activation": "relu", "init": 0.1},
+    }  # fmt: skip
     entries = [entry(gate=gate, size="350m", axes={"gate": label}) for label, gate in gates.items()]
     table = build(entries, {}, {}, spec(rows=("gate",), published={"gpas": "table4_activation"}))
     assert [(row.title, row.cells[0].printed["gpas"].value) for row in table.rows if row.cells[0].printed] == [
-        ("no gate", 21.35),
-        ("+ GPAS", 20.35),
-        ("+ tanh", 20.09),
-        ("+ relu", 21.17),
-    ]
+        ("no gate", 21.35), ("+ GPAS", 20.35), ("+ tanh", 20.09), ("+ relu", 21.17),
+    ]  # fmt: skip
 
 
 def test_a_budget_that_differs_from_the_papers_is_noted() -> None:

@@ -135,9 +135,7 @@ def test_every_stage_is_requeued_at_its_time_limit_and_resumes(cluster: Cluster,
 
 
 @pytest.mark.release
-def test_children_of_a_cancelled_or_failed_stage_do_not_run(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_child_of_an_ended_stage_runs(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     toy = chain(cluster, tmp_path / "toy")

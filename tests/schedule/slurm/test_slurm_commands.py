@@ -28,9 +28,7 @@ def trainings(site: Site, state: str, **more: str) -> str:
     return row(text, "RUNNING") + "".join(lines)
 
 
-def test_jobs_of_another_user_that_slurm_hides_are_not_submitted_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_jobs_of_another_user_are_not_submitted_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.submit()
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     cells = site.gpas("status", "small", "--json").json["cells"]

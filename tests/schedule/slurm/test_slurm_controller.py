@@ -1,8 +1,11 @@
-"""A controller that hangs, dies or loses jobs: nothing is lost or doubled, and status stays true."""
+"""Controllers that hang, die or lose jobs, accounting, and sites with a different setup from the test cluster's."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import job_of, node_of, one_cell, paused, started, wait
+from slurm_toy import SlurmToy, job_of, node_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -121,3 +124,231 @@ def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cl
     toy.finish()
     assert len(toy.attempts()) == 1
     toy.trained_once()
+
+
+def test_states_are_complete_without_accounting(accounted: Cluster, tmp_path: Path) -> None:
+    """F12: first slurmdbd is down, then its database as well."""
+    toy = started(accounted, tmp_path / "toy")
+    accounted.kill("slurmdbd")
+    assert toy.states() == {"pre-gpas-s1": "running"}
+    accounted.kill("mariadbd")
+    toy.finish()
+    accounted.up()
+    assert "no job to start" in toy.submit()
+    toy.trained_once()
+
+
+def test_forgotten_jobs_are_looked_up_in_accounting(accounted: Cluster, tmp_path: Path) -> None:
+    toy = started(accounted, tmp_path / "toy")
+    accounted.run("scancel", job_of(toy))
+    until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
+    # slurmdbd writes the end of the job later than the controller forgets it.
+    until(lambda: toy.states() == {"pre-gpas-s1": "cancelled"}, 60, "accounting to have the end of the job")
+    assert "CANCELLED" in toy.status()["pre-gpas-s1"]["evidence"]
+
+
+def test_an_element_cancelled_with_scancel_while_it_waits_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
+    """SLURM forgets it at once: the absence of a record is the evidence, also for a user who has not looked before."""
+    toy = SlurmToy(tmp_path / "toy", accounted, steps=5)
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    (removed,) = (job for job in toy.queue() if job.endswith("_1"))
+    accounted.run("scancel", removed)
+    for _ in range(2):
+        assert toy.states() == {"pre-s1": "queued", "pre-gpas-s1": "cancelled"}
+        assert "0 jobs submitted, 1 already queued or running, 1 failed or cancelled" in toy.submit()
+        for path in toy.runs.glob(".slurm/.queue-*.json"):
+            path.unlink()
+
+
+@pytest.mark.release
+def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
+    accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
+    try:
+        said = toy.submit()
+        assert "not yet submitted" in said
+        assert 1 <= len(toy.queue()) <= 3
+        waited = toy.submit("--wait", expect=0)
+        assert "8 done" in waited
+    finally:
+        accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
+    toy.trained_once()
+
+
+def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accounted: Cluster, tmp_path: Path) -> None:
+    """The first attempt asks for less than a training needs, and SLURM or the kernel ends it. Its array was renamed."""
+    toy = one_cell(accounted, tmp_path / "toy", steps=20)
+    toy.edit("mem: 1000M", "mem: [150M, 2000M]")
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    accounted.run("scontrol", "update", f"jobid={job_of(toy).partition('_')[0]}", "jobname=other")
+    accounted.run("scontrol", "update", "partitionname=low", "state=up")
+    said = toy.submit("--wait", expect=0)
+    assert "1 done" in said
+    asked = [facts["resources"]["mem"] for facts in toy.facts()]
+    assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
+    assert "out of memory at 150M, now 2000M" in toy("why", "pre-gpas-s1").out
+
+    def profiles() -> dict[int, int]:
+        used = toy("top", "small", "--usage", "--json").json["profiles"]
+        return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
+
+    until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
+    assert {"150M", "1.953G"} <= set(toy("top", "small", "--usage").out.split())
+
+
+@pytest.mark.release
+def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
+    """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
+    toy = one_cell(cluster, tmp_path / "toy")
+    toy.edit("time: '0:10:00'", "time: ['0:02:00', '0:10:00']")
+    toy.submit()
+    wait(toy.training)
+    with paused(toy):
+        time.sleep(100)
+    wait(lambda: not toy.queue())
+    assert "longer time limit" in toy.said()
+    assert toy.states() == {"pre-gpas-s1": "interrupted"}
+    toy.submit()
+    toy.finish()
+    assert "it reached the time limit of 0:02:00, now 0:10:00" in toy("why", "pre-gpas-s1").out
+    toy.trained_once()
+
+
+def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, tmp_path: Path) -> None:
+    """The GPUs of this cluster exist only in its configuration."""
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="gpus: 1, retries: 2")
+    toy.submit()
+    toy.until(lambda states: states["pre-gpas-s1"] == "failed", allowed=("queued", "running", "failed"))
+    nodes = [fact["slurm"]["nodes"] for fact in toy.facts()]
+    assert len(set(nodes)) == 2, nodes
+    cell = toy.status()["pre-gpas-s1"]
+    assert "asked for 1 GPU, but none is visible on" in cell["cause"]
+    assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
+    assert "is requeued, to run on another node than" in toy.said()
+    toy("retry", "--executor", "slurm", "--yes")
+    (script,) = [path for path in toy.runs.glob(".slurm/*/submission.sh") if "--exclude" in path.read_text()]
+    assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
+
+
+def test_defaults_of_programs_are_ignored(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {"SBATCH_EXPORT": "NONE", "SBATCH_JOB_NAME": "mine", "SBATCH_ARRAY_INX": "9", "SBATCH_OPEN_MODE": "t",
+              "SQUEUE_STATES": "COMPLETING", "SQUEUE_PARTITION": "high", "SCANCEL_PARTITION": "high",
+              "SCANCEL_STATE": "RUNNING"}  # fmt: skip
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: ['--comment=it''s a \"test\"']", norms="pre, post")
+    cluster.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    assert "already queued" in toy.submit()
+    toy("cancel", "post-s1")
+    states = toy.states()
+    assert (states["post-s1"], states["pre-s1"]) == ("cancelled", "queued")
+    cluster.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.until(
+        lambda states: set(states.values()) == {"done", "cancelled"}, allowed=("queued", "running", "done", "cancelled")
+    )
+
+
+def test_values_of_resources_are_in_no_file_that_other_users_can_read(cluster: Cluster, tmp_path: Path) -> None:
+    secret = "S3CRETTOK"
+    wrapper = tmp_path / f"{secret}-python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    resources = f"environment: [A={secret}], setup: [export B=1, 'source {tmp_path}/{secret}'], python: {wrapper}"
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources=resources)
+    before = os.umask(0o022)
+    toy.submit()
+    failed = toy.until(lambda states: "failed" in states.values(), allowed=("queued", "running", "failed"))
+    (name,) = failed
+    cause = toy.status()[name]["cause"]
+    assert "resources.setup failed with exit 1 in its line 2" in cause
+    assert secret not in cause
+    (tmp_path / secret).touch()
+    try:
+        toy("retry", "--executor", "slurm", "--yes")
+        toy.finish()
+    finally:
+        os.umask(before)
+    files = [path for path in toy.folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    names = {path.name for path in files if path.name != "experiments.yaml"}
+    assert {path.name.partition("_")[2] for path in files} >= {"0_0_log.out"}, names  # the shell names the missing file
+    assert "submission.sh" in names
+    assert [path for path in files if path.stat().st_mode & 0o077] == [toy.folder / "experiments.yaml"]
+
+
+def asked(toy: SlurmToy) -> dict[str, str]:
+    """Return the findings of `gpas doctor --nodes`: name -> detail."""
+    found = toy("doctor", "--nodes", "--json", expect=4).json["findings"]
+    return {each["what"]: each["detail"] for each in found}
+
+
+def test_doctor_probes_a_node_and_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
+    toy = one_cell(cluster, tmp_path / "toy", resources="gpus: 1")
+    found = asked(toy)
+    assert "torch finds none" in found["GPUs on nodes"]
+    toy.edit("gpus: 1", "python: /no/such/python, partition: high")
+    found = asked(toy)
+    assert "/no/such/python: not found" in found["SLURM node"]
+    cluster.run("scontrol", "update", "partitionname=high", "state=down")
+    found = asked(toy)
+    cluster.run("scontrol", "update", "partitionname=high", "state=up")
+    assert "PartitionDown" in found["SLURM node"]
+    assert toy.queue() == {}
+
+
+@pytest.fixture
+def private(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield a cluster that shows users only their own jobs."""
+    cluster.configure("MaxJobCount=", "PrivateData=jobs\nMaxJobCount=")
+    yield cluster
+    cluster.configure("PrivateData=jobs\n", "")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
+def test_two_users_of_one_folder_submit_each_cell_once(private: Cluster, tmp_path: Path) -> None:
+    toy = SlurmToy(tmp_path / "toy", private)
+    private.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    before = toy.queue()
+
+    def other(*words: str) -> str:
+        # A different user to SLURM, who may still read this Python and the folder wherever they are.
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
+                "--ambient-caps=+dac_override"]  # fmt: skip
+        env = {**toy.environment(), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [*user, *toy.command(*words)]
+        done = subprocess.run(command, cwd=toy.folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    cells = json.loads(other("status", "--json"))["cells"]
+    assert {cell["state"] for cell in cells} == {"unknown"}, cells
+    assert "root submitted it" in cells[0]["evidence"]
+    assert "0 jobs submitted" in other("run", "grid", "--executor", "slurm", "--yes")
+    assert set(toy.states().values()) == {"queued"}  # the other user's cached answers affect only that user
+    assert toy.queue() == before
+    private.run("scontrol", "update", "partitionname=low", "state=up")
+    toy.finish()
+    toy.trained_once()
+
+
+def test_a_waiting_cell_cancelled_with_scancel_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
+    """This also holds when the controller has forgotten the job and only accounting remembers it."""
+    toy = one_cell(accounted, tmp_path / "toy", tokenised=False)
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    names = accounted.run("squeue", "-h", "-r", "-o", "%i %E").splitlines()
+    (waits,) = [line.split()[0] for line in names if "after" in line]
+    accounted.run("scancel", waits)
+    assert toy.states() == {"pre-gpas-s1": "cancelled"}
+    for path in toy.runs.glob(".slurm/.queue-*.json"):
+        path.unlink()
+    wait(lambda: waits.split("_")[0] not in accounted.run("squeue", "-h", "-t", "all", "-o", "%F"))
+    assert toy.states() == {"pre-gpas-s1": "cancelled"}
+    assert "0 jobs submitted" in toy.submit()
+    accounted.run("scontrol", "update", "partitionname=low", "state=up")
+    toy("retry", "--executor", "slurm", "--yes")
+    toy.finish()
+    toy.trained_once(texts=1)

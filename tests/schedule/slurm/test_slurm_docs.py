@@ -100,9 +100,7 @@ class Student:
             return self.toy(*words[start + 1 :]).out
 
 
-def test_the_path_to_table_2(
-    cluster: Cluster, tmp_path: Path, refusing: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_table_2(cluster: Cluster, tmp_path: Path, refusing: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs reach no network. The cells that run are small and need no GPU; those of the smoke test are the paper's."""
     student = Student(tmp_path, cluster, refusing, monkeypatch)
     venv, activate, doctor, prepare, plan, shrink, run, status, top, table = commands()

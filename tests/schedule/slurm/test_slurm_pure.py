@@ -214,9 +214,7 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
         (["source /no/such/file"], "resources.setup failed with exit 1 in its line 1"),
     ],
 )
-def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_numbered(
-    tmp_path: Path, setup: list[str], wanted: str
-) -> None:
+def test_a_failing_line_of_the_setup_is_numbered(tmp_path: Path, setup: list[str], wanted: str) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")
     lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup
     whole = "\n".join([_CHECKED, *lines, _UNCHECKED, "false", "echo reached"])
@@ -348,9 +346,7 @@ def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
     assert "failed for the same reason" in submission.breaker(tmp_path)
 
 
-def test_answers_are_shared_and_queries_of_a_dead_scheduler_back_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_shared_and_failing_queries_back_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".slurm").mkdir()
     asked: list[str] = []
 

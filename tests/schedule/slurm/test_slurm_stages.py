@@ -1,15 +1,32 @@
-"""Jobs with dependencies on a real controller: text before training, later stages after it."""
+"""Jobs with dependencies on a real controller; the supervisor of an array element at the end of its job."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from attempts import STAGE, make_attempt, submission_facts
 from cluster import Cluster, until
+from fake_slurm import Programs
+from forking import Forked
 from slurm_toy import INSTANTS, SlurmToy, die_at, gated, wait
 
+from gpas_cli.schedule.slurm import allocation, supervisor
+from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch, _limit
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.run import Resources
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import observe
+from gpas_cli.store.records import element_of
+from gpas_cli.store.rundir import attempts, read_json, write_json
 
 
 def names(toy: SlurmToy) -> dict[str, str]:
@@ -121,9 +138,7 @@ STAGE_KINDS = {
 
 
 @pytest.mark.release
-def test_stages_of_a_plugin_wait_for_their_prerequisites(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_of_a_plugin_wait_their_turn(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin file adds two kinds of stage: a training after the first one, and a stage that builds on it."""
     toy = SlurmToy(tmp_path / "toy", cluster)
     (toy.folder / "stages.py").write_text(STAGES)
@@ -196,3 +211,175 @@ def test_run_wait_also_waits_for_tokenisation(cluster: Cluster, tmp_path: Path) 
     (toy.folder / "text").rename(tmp_path / "away")
     said = toy.submit("--wait", expect=3)
     assert "cancelled: small/pre-s1, small/pre-gpas-s1: tokenising text/*.txt failed" in said
+
+
+KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"
+JOB = Path(__file__).with_name("supervised_job.py")
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from gpas_cli.schedule.slurm import allocation, supervisor
+supervisor.JOB = (sys.executable, "-S", sys.argv[2])
+supervisor._POLL_SECONDS = 0.02
+if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
+    counts = iter(range(1000))
+    allocation._kernel_kills = lambda: next(counts)
+sys.exit(supervisor.main(Path(sys.argv[1])))
+"""
+
+
+def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> tuple[int, str]:
+    """Run the only element of a submission on node n1, as SLURM would; return its exit code and its output."""
+    runs = tmp_path / "runs"
+    place = runs / ".slurm" / NAME
+    place.mkdir(parents=True)
+    project = {"config": str(tmp_path / "experiments.yaml"), "cache": str(tmp_path), "database": ""}
+    about = submission_facts(time=time.time(), code="c", git={}, project=project, keys=[[KEY]])
+    write_json(place / "submission.json", about)
+    larger, reduce = resources.pop("larger", ()), resources.pop("reduce", False)
+    job = {**STAGE, "key": KEY, "axes": {"act": act}, "threads": 1, "resources": plain(Resources(**resources))}
+    job |= {"larger": larger, "reduce": reduce}
+    (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
+    submitter = Submitter(runs)
+    write_claim(runs, KEY, submitter, "slurm", submission=NAME, index=0)
+    submitter.close()
+    slurm = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    root = str(Path(__file__).parents[3])
+    env = {**os.environ, **slurm, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    process = Forked(SUPERVISOR, str(place), str(JOB), *more, output=tmp_path / "supervisor.txt", environment=env)
+    try:
+        return process.wait(60), process.output.read_text()
+    finally:
+        process.end()
+
+
+def facts(tmp_path: Path) -> list[dict[str, Any]]:
+    return [read_json(attempt.attempt_path) for attempt in attempts(tmp_path / "runs", KEY)]
+
+
+def test_a_requeued_job_is_not_reduced_again_for_the_memory_of_an_earlier_one(tmp_path: Path) -> None:
+    made = make_attempt(tmp_path / "runs", KEY, {"resources": {"micro_batch": 8}})
+    supervise(tmp_path, "done", reduce=True)
+    place = tmp_path / "runs/.slurm" / NAME
+    start = ElementStart(place, {"SLURM_ARRAY_TASK_ID": "0"})
+    assert made.number == 1
+    assert facts(tmp_path)[1]["resources"]["micro_batch"] == 4
+    assert facts(tmp_path)[1]["retry"]["why"] == "out of memory; now 4 rows at a time"
+    (job,) = start.jobs
+    assert (job.reduce, job.again) == (False, "")
+
+
+def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion(tmp_path: Path) -> None:
+    code, said = supervise(tmp_path, "killed", micro_batch=8)
+    assert code == 0, said
+    first, second = facts(tmp_path)
+    assert second["resources"]["micro_batch"] == 8
+    assert second["retry"]["of"] == 1
+    assert second["retry"]["why"].startswith("killed by SIGKILL without a sign that memory ran out")
+    assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["signal"] == 9
+    assert "retry" not in first
+
+
+def test_a_job_killed_every_time_is_given_up(tmp_path: Path) -> None:
+    code, said = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
+    assert code == 75
+    assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
+    assert "made no progress" in said
+
+
+def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Path) -> None:
+    assert supervise(tmp_path, "killed", "kernel", micro_batch=8)[0] == 0
+    second = facts(tmp_path)[1]
+    assert second["resources"]["micro_batch"] == 4
+    assert second["retry"]["why"] == (
+        "out of memory (the kernel's out-of-memory killer ended a process of the job); now 4 rows at a time"
+    )
+
+
+def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path: Path) -> None:
+    assert supervise(tmp_path, "killed", "kernel", micro_batch=8, mem="1G", larger=["mem"])[0] == 75
+    assert len(facts(tmp_path)) == 1
+    ended = attempts(tmp_path / "runs", KEY)[0].read_exit()
+    assert ended.error == "out of memory: the kernel's out-of-memory killer ended a process of the job"
+
+
+def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:
+    shown = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
+    programs.put("scontrol", f"{shown}\n")
+    code, said = supervise(tmp_path, "no-gpus", gpus=1)
+    assert code == 75, said
+    assert [call for call in programs.calls("scontrol") if "show" not in call] == [
+        "requeue 7_0", "update JobId=7 ExcNodeList=n1,n9,n[5-6]",
+    ]  # fmt: skip
+    seen = observe(tmp_path / "runs", KEY)
+    assert seen.attempt == 1
+    assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["node"] == "n1"
+
+
+def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Programs) -> None:
+    programs.put("scontrol", "")
+    supervise(tmp_path, "no-gpus", gpus=1, retries=1)
+    assert programs.calls("scontrol") == []
+    programs.put("squeue", "")
+    seen = observe(tmp_path / "runs", KEY)
+    assert seen.state == "failed"
+    assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, but none is visible on n1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"SLURM_MEM_PER_NODE": "1000"}, 1000 << 20),
+        ({"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "4"}, 400 << 20),
+        ({"SLURM_MEM_PER_NODE": "0"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -> None:
+    assert _limit(environ) == wanted
+
+
+def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
+    monkeypatch.setattr(allocation, "_resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
+    watch.measure([1])
+    assert watch.evidence() == ""
+    watch.measure([1, 2])
+    watch.measure([3])  # both jobs have ended
+    assert watch.evidence() == "the 2 cells of its job used 92 MiB of 100 MiB"
+    watch.reset()
+    assert watch.evidence() == ""
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "text"),
+    [
+        ("0::/slurm/job_7\n", "slurm/job_7/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n"),
+        ("5:devices:/x\n4:cpu,memory:/a/b\n0::/\n", "cpu,memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+        ("4:memory:/gone\n0::/c\n", "c/memory.events", "oom_kill 2\n"),
+    ],
+)
+def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str, text: str) -> None:
+    (tmp_path / "groups").write_text(groups)
+    place = tmp_path / "mount" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    place.unlink()
+    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
+
+
+def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that saved exits with 75, as one does whose peer was killed: only the warning tells them apart."""
+    attempt = make_attempt(tmp_path, KEY)
+    process = subprocess.Popen(["sh", "-c", "exit 75"])
+    process.wait()
+    start = SimpleNamespace(environ={}, tasks=2, jobs=[None], runs=tmp_path)
+    watch = supervisor._RankZeroSupervisor(start)  # type: ignore[arg-type]
+    job = element_of(attempt.read_attempt(), 1)
+    watch.children = [supervisor._Child(attempt, job, process, time.monotonic())]  # type: ignore[arg-type]
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor._Child, "kill_if_peer_ended", lambda _: watch._on_warning(signal.SIGTERM, None))
+    monkeypatch.setattr(watch, "_start_attempts", lambda jobs: pytest.fail(f"started {list(jobs)}"))
+    monkeypatch.setattr(supervisor, "_REPORT_SECONDS", 0.1)
+    assert not watch._retry_jobs()

@@ -1,4 +1,4 @@
-"""Seeds added beside experiments.yaml: their cells are those of a grid that declares the seeds."""
+"""Files beside experiments.yaml: added seeds, and tuned settings with a grid of the tuned cells alone."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from grids import HEAD
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
+from gpas_cli.grid.companions import add_seeds, seeds_path, tuned_path, with_seeds, write_tuned
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.load import load
@@ -108,35 +108,25 @@ def test_additions_are_merged_and_the_file_stays_readable(config: Path) -> None:
     add_seeds(config, {"varied": {"pre": [3], "post": [3]}, "fixed": {"none": [43]}})
     text = seeds_path(config).read_text()
     assert text.splitlines()[1:] == [
-        "version: 1",
-        "seeds:",
-        '  "varied":',
-        '    "pre": [3, 4]',
-        '    "post": [3]',
-        '  "fixed":',
-        '    "none": [43]',
-    ]
+        "version: 1", "seeds:", '  "varied":', '    "pre": [3, 4]', '    "post": [3]', '  "fixed":', '    "none": [43]',
+    ]  # fmt: skip
     assert names(load(config), "fixed") == ["none", "gpas", "s43"]
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (
-            "version: 1\nseeds: {varid: {pre: [3]}}",
-            "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'",
-        ),
-        (
-            "version: 1\nseeds: {varied: {pree: [3]}}",
-            "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'",
-        ),
+        ("version: 1\nseeds: {varid: {pre: [3]}}",
+         "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'"),
+        ("version: 1\nseeds: {varied: {pree: [3]}}",
+         "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'"),
         ("version: 1\nseeds: {varied: {pre: [x]}}", "seeds.yaml:2:24: seeds.varied.pre: 'x' is not a seed"),
         ("version: 1\nseeds: {varied: {pre: 3}}", "seeds.yaml:2:23: seeds.varied.pre: '3' is not a list"),
         ("seeds: {varied: {pre: [3]}}", "version: write version: 1"),
         ("version: 2\nseeds: {}", "seeds.yaml:1:10: version: write version: 1"),
         ("version: 1\nseed: {}", "unknown key 'seed'"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_name_the_place(config: Path, text: str, complaint: str) -> None:
     seeds_path(config).write_text(text)
     assert any(complaint in line for line in complaints(config)), complaints(config)
@@ -147,3 +137,75 @@ def test_a_damaged_file_is_not_overwritten(config: Path) -> None:
     with pytest.raises(InvalidExperiments):
         add_seeds(config, {"varied": {"pre": [3]}})
     assert "[x]" in seeds_path(config).read_text()
+
+
+VARIED = """\
+  varied:
+    title: Two schemes
+    base: {size: quickstart, data: quickstart}
+    axes: {norm: [pre, post], gate: [none, gpas], seed: [1, 2]}
+    override: [{where: {norm: post}, set: {optim.lr: 1e-4}, why: Post-LN diverges}]
+    table: {rows: [norm, gate]}
+"""
+
+
+@pytest.fixture
+def varied(tmp_path: Path) -> Path:
+    path = tmp_path / "experiments.yaml"
+    path.write_text(HEAD + VARIED)
+    return path
+
+
+def test_the_grid_has_the_tuned_cells_with_their_settings_over_all_others(varied: Path) -> None:
+    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003, "post-gpas": 2e-5})
+    experiments = load(varied)
+    found = {entry.name: entry for entry in expand(experiments, ["varied-tuned"])}
+    rates = {name: entry.cell.optim.lr for name, entry in found.items()}
+    assert rates == {"pre-s1": 0.003, "pre-s2": 0.003, "post-gpas-s1": 2e-5, "post-gpas-s2": 2e-5}
+    assert found["post-gpas-s1"].notes == (
+        "Post-LN diverges", "the best setting of this method alone, found by `gpas run tuned`",
+    )  # fmt: skip
+    assert experiments.grids["varied-tuned"].table_spec.title == "Two schemes, each method tuned"
+    plain = {entry.name: entry for entry in expand(experiments, ["varied"])}
+    assert len(plain) == 8
+    assert plain["pre-s1"].key != found["pre-s1"].key
+
+
+def test_seeds_are_added_to_tuned_cells(varied: Path) -> None:
+    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003})
+    add_seeds(varied, {"varied-tuned": {"pre": [7]}})
+    names = {entry.name: entry.cell.optim.lr for entry in expand(load(varied), ["varied-tuned"])}
+    assert names == {"pre-s1": 0.003, "pre-s2": 0.003, "pre-s7": 0.003}
+    assert len(expand(load(varied), ["varied"])) == 8
+
+
+def test_what_was_tuned_before_stays(varied: Path) -> None:
+    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003, "post": 0.1})
+    write_tuned(varied, "varied", "optim.lr", {"post": 0.2})
+    assert tuned_path(varied).read_text().splitlines()[1:] == [
+        "version: 1", "tuned:", '  "varied":', '    "pre": {optim.lr: 0.003}', '    "post": {optim.lr: 0.2}',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tuned: {varid: {pre: {optim.lr: 1}}}", "tuned.yaml:2:9: tuned.varid: no grid 'varid'; did you mean 'varied'"),
+        ("tuned: {varied: {per: {optim.lr: 1}}}", "has no cell 'per'; did you mean 'pre'"),
+        ("tuned: {varied: {pre: {optim.rate: 1}}}", "tuned.yaml:2:24: optim.rate: unknown key 'rate'"),
+        ("tuned: {varied: {pre: 3}}", "tuned.yaml:2:23: tuned.varied.pre: '3' is not a mapping"),
+        ("tuned: {varied: {pre: {optim.lr: -1}}}", "tuned.yaml:2:34: optim.lr: -1.0 is too small"),
+    ],
+)
+def test_mistakes_in_the_file_are_reported_with_their_places(varied: Path, text: str, expected: str) -> None:
+    tuned_path(varied).write_text(f"version: 1\n{text}\n")
+    with pytest.raises(InvalidExperiments) as error:
+        expand(load(varied), ["varied-tuned"])
+    assert expected in str(error.value)
+
+
+def test_a_declared_grid_may_not_have_the_name(varied: Path) -> None:
+    varied.write_text(varied.read_text() + "  varied-tuned:\n    base: {size: quickstart, data: quickstart}\n")
+    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003})
+    with pytest.raises(InvalidExperiments, match="varied-tuned is also a grid of the experiments file"):
+        load(varied)
