@@ -25,6 +25,7 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, Usage, usage_of
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import stage_dir
+from gpas_cli.structure import plain
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
@@ -32,7 +33,6 @@ TAKER = """
 import sys, time
 from pathlib import Path
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.structure import plain
 claims = ClaimSet(Path(sys.argv[1]))
 claims.take(sys.argv[2:])
 print(*sorted(claims.held), flush=True)
