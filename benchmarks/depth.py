@@ -26,8 +26,8 @@ from gpas_cli.spec.depth import ActiveLayers, factors_of
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train.bench import WARMUP_UPDATES, synthetic_loop
 from gpas_cli.train.depth import DepthTraining
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import make_deterministic
 
 LAYERS = 12
 SIZE = {"hidden": 256, "ffn": 688, "heads": 4, "layers": LAYERS, "vocab": 8000}

@@ -29,9 +29,9 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train.assemble import assemble
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory, timed_update
 from gpas_cli.train.depth import LayerSelection, freeze_gates
+from gpas_cli.train.device import choose_device, make_deterministic
 from gpas_cli.train.finetune import recipe_of
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import choose_device, make_deterministic
 
 DEVICE = choose_device()
 UPDATES = 30  # ten draws of 4 of 12 layers: a layer is in none of them with probability 2 %

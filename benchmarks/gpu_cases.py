@@ -15,7 +15,7 @@ from gpu_report import Result
 from gpu_scale import Scale, begin
 from gpu_speed import compare, speed
 
-from gpas_cli.train.precision import make_deterministic, use_expandable_segments
+from gpas_cli.train.device import make_deterministic, use_expandable_segments
 
 
 def measured(case: str, folder: Path, *, shrink: bool, seconds: float = math.inf) -> Iterator[Result]:

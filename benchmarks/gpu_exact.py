@@ -16,8 +16,8 @@ from gpu_scale import Scale, guarded
 
 from gpas_cli.train import checkpoint
 from gpas_cli.train.compiling import compile_layers
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import choose_device
 from gpas_cli.train.training import resume
 
 UPDATES = 8  # a checkpoint is written after half of them

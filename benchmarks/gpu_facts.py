@@ -17,7 +17,7 @@ from gpu_report import Result
 from gpu_scale import Scale, guarded
 from gpu_speed import seconds_of
 
-from gpas_cli.train.precision import choose_device
+from gpas_cli.train.device import choose_device
 
 _CASE = "facts"
 _CLOCKS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"

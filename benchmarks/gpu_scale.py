@@ -19,8 +19,8 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import synthetic_loop
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import choose_device
 
 # So low that the weights stay as they are: products of numbers that are not finite take less power, and so less time.
 _RATE = 1e-6

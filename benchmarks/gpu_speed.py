@@ -24,9 +24,9 @@ from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loss as head
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.precision import choose_device
 
 if TYPE_CHECKING:
     from transformers_llama import TransformersTraining

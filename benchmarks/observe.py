@@ -36,9 +36,9 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.store.journal import Journal
 from gpas_cli.train.bench import synthetic_loop
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.observe import Observer
-from gpas_cli.train.precision import choose_device
 
 CADENCE = Cadence()
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.device import choose_device
+from gpas_cli.train.precision import Precision
 
 # The most parts that an update's products are divided into: one has a quarter of the layers, and the head on a quarter
 # of the tokens, which the bundled trainer's head takes in parts as well.

@@ -114,7 +114,7 @@ def do_updates() -> None:
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.train.assemble import settle_matmul
     from gpas_cli.train.bench import synthetic_loop
-    from gpas_cli.train.precision import make_deterministic
+    from gpas_cli.train.device import make_deterministic
 
     make_deterministic(1)
     optim = {"lr": 1.5e-3, "warmup": 60, "steps": 100_000, "batch": 16}

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.evaluate.blocks import Removed, find_blocks
-from gpas_cli.train.precision import choose_device
+from gpas_cli.train.device import choose_device
 
 
 def main() -> None:

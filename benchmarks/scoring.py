@@ -35,7 +35,8 @@ from gpas_cli.data.tokenizer import train_bpe
 from gpas_cli.evaluate.likelihood import Request, Scorer
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.device import choose_device
+from gpas_cli.train.precision import Precision
 
 # Fewest and most tokens of a context, fewest and most of a choice, and the number of choices.
 TASKS = {

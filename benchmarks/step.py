@@ -47,7 +47,8 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory, synthetic_loop
-from gpas_cli.train.precision import choose_device, choose_matmul, make_deterministic
+from gpas_cli.train.device import choose_device, make_deterministic
+from gpas_cli.train.matmul import choose_matmul
 
 if TYPE_CHECKING:
     from transformers_llama import TransformersTraining

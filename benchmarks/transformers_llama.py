@@ -7,8 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.data.loader import IGNORED, Batch, PrefetchedBatches
 from gpas_cli.spec.cell import Cell
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import BatchSource
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import Precision
 
 
 class TransformersTraining:

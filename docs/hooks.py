@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
-from gpas_cli.documents import json_schema
+from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.project import packaged
+from gpas_cli.structure import json_schema
 
 NOTEBOOK = Path(__file__).parent / "how-to/notebook.ipynb"
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -65,7 +65,7 @@ def commands() -> str:
 def json_documents() -> str:
     """Every document that a command prints with --json: a table of fields, then one for each type that they mention."""
     commands_of: dict[type, list[str]] = {}
-    for name in DOCUMENTS:
+    for name in documents():
         commands_of.setdefault(document_of(name), []).append(name)
     lines: list[str] = []
     for document, names in commands_of.items():
@@ -376,9 +376,10 @@ def notebook() -> str:
 
 
 def extension() -> str:
-    """The head of the extension that is the example."""
-    source = Path(__file__).parents[1].joinpath("gpas_cli/extensions/quantised/__init__.py").read_text("utf-8")
-    return f"```python\n{source}```"
+    """The files of the extension that is the example."""
+    folder = Path(__file__).parents[1] / "gpas_cli/extensions/quantised"
+    sources = {name: (folder / name).read_text("utf-8") for name in ("__init__.py", "stage.py")}
+    return "\n\n".join(f'```python title="{name}"\n{source}```' for name, source in sources.items())
 
 
 PARTS: dict[str, Callable[[], str]] = {

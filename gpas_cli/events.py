@@ -104,7 +104,7 @@ class Verified(Event):
 class Step(Event):
     """The newest update, or the progress of a job that does not train: `step` of `steps`.
 
-    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `loss_scale`: that of
+    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `loss_scale`: of
     the update, in precision fp16. `split`: the split that a tokenising job is reading. `warnings`: how many the journal
     holds so far.
     """

@@ -1,7 +1,12 @@
-"""JSON objects <-> frozen dataclasses, for the files of run directories and the events of journals.
+"""JSON <-> frozen dataclasses: the records of run directories, the events of journals, what commands print with --json.
 
-Reading checks that every field is there and has its type, and nothing more. What a file has beyond the fields of its
-class was written by a newer version: it is kept in `Record.unread`, nested fields included, and written again.
+    plain           value -> data for `json`
+    to_mapping      record -> JSON object, with what the reader did not know (`Record.unread`, nested fields included)
+    from_mapping    JSON object -> record; checks that every field is there and has its type, and nothing more
+    json_schema     class -> JSON Schema
+
+`Annotated` gives a field a description, or as a tuple the values that a string may have; `HIDDEN`, `ABSENT`, `OPTIONAL`
+and `FLAT` say how it is written.
 """
 
 import dataclasses
@@ -9,10 +14,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from gpas_cli.errors import StoreError
 
@@ -23,15 +28,27 @@ _R = TypeVar("_R")
 _Convert = Callable[[Any, str], Any]
 
 
+# Metadata of fields: never written; not written in records, or in documents, while it has its default; replaced by its
+# own fields.
+HIDDEN, ABSENT, OPTIONAL, FLAT = {"hidden": True}, {"absent": True}, {"optional": True}, {"flat": True}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+class Document:
+    """Base class of what commands print with --json: each subclass is a frozen dataclass with keywords only."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
     """Base class of the records. `unread` has what the file contains beyond the fields of the class."""
 
-    unread: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    unread: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False, metadata=HIDDEN)
 
 
-ABSENT = {"absent": True}  # metadata of a field that is not written while it has its default
-Number = Annotated[float, "finite or not"]  # JSON has no NaN, so this is also read from one of the _WORDS
+Number = Annotated[float, str]  # JSON has no NaN, so this may be one of the _WORDS
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 
@@ -45,8 +62,6 @@ class _Field:
     name: str
     convert: _Convert
     required: bool
-    absent: bool
-    default: Any
     nested: bool  # whether the value may be a dataclass
 
 
@@ -64,18 +79,37 @@ def from_mapping(cls: type[_R], values: Mapping[str, Any], where: Path | str, *,
 
 def to_mapping(record: Record) -> dict[str, Any]:
     """Return a record as JSON-ready mappings and lists, with the unread fields of its file."""
-    return _merged(_plain(record), record.unread)
+    return _merged(plain(record, omit="absent"), record.unread)
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = ((field, getattr(value, field.name)) for field in _fields(type(value)).values())
-        return {field.name: _plain(own) for field, own in found if not (field.absent and own == field.default)}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+def plain(value: Any, text: Callable[[str], str] = str, *, omit: str = "optional") -> Any:
+    """Return a value as data for `json`: dataclasses as mappings, numbers that are not finite as strings, array scalars
+    as numbers.
+
+    text: what becomes of each text, also of names. omit: which fields are left out while they have their defaults.
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str | Path):
+        return text(str(value))
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+        return {text(str(name)): plain(item, text, omit=omit) for name, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return dict(_written(value, text, omit))
+    if hasattr(value, "item"):  # of numpy and torch, without importing either
+        return plain(value.item())
+    return [plain(item, text, omit=omit) for item in value]
+
+
+def _written(value: Any, text: Callable[[str], str], omit: str) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        own = getattr(value, field.name)
+        if "flat" in field.metadata:
+            yield from _written(own, text, omit)
+        elif "hidden" not in field.metadata and not (omit in field.metadata and own == field.default):
+            yield field.name, plain(own, text, omit=omit)
 
 
 def _merged(values: dict[str, Any], unread: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +131,6 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
         field.name,
         _converter(hint),
         required=field.default is missing and field.default_factory is missing,
-        absent=bool(field.metadata.get("absent")),
-        default=field.default if field.default_factory is missing else field.default_factory(),
         nested=any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))),
     )
 
@@ -216,3 +248,78 @@ def _mismatch(name: str, wanted: str, value: Any) -> _Mismatch:
     text = json.dumps(value, default=repr)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return _Mismatch(f"field '{name}' is {shown}; expected {wanted}")
+
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
+    """Return the JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
+    shared: dict[str, Any] = {}
+    top = _object(document, shared, closed)
+    return {"$schema": _DRAFT, "title": _title(document), **top, **({"$defs": shared} if shared else {})}
+
+
+def _object(of: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
+    fields = dict(_properties(of))
+    return {
+        "description": " ".join((of.__doc__ or "").split()),
+        "type": "object",
+        "properties": {name: _schema(hint, shared, closed) for name, (hint, _) in fields.items()},
+        "required": [name for name, (_, required) in fields.items() if required],
+        **({"additionalProperties": False} if closed else {}),
+    }
+
+
+def _properties(of: Any) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    """Yield name -> (type, whether it is always written) of the fields of a class."""
+    hints = typing.get_type_hints(of, include_extras=True)
+    for field in dataclasses.fields(of):
+        if "flat" in field.metadata:
+            yield from _properties(hints[field.name])
+        elif "hidden" not in field.metadata:
+            yield field.name, (hints[field.name], "optional" not in field.metadata)
+
+
+def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        described = _schema(arguments[0], shared, closed)
+        for remark in arguments[1:]:
+            described |= {"description": remark} if isinstance(remark, str) else {}
+            described = {"enum": list(remark)} if isinstance(remark, tuple) else described
+            described = _any_of([described, {"type": _TYPES[remark]}]) if remark in _TYPES else described
+        return described
+    if hint is Any:
+        return {}
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (types.UnionType, typing.Union):
+        return _any_of([_schema(argument, shared, closed) for argument in arguments])
+    if origin is not None and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _schema(arguments[1], shared, closed)}
+    if origin is not None and issubclass(origin, Sequence):
+        items = [_schema(item, shared, closed) for item in dict.fromkeys(arguments) if item is not ...]
+        return {"type": "array", "items": _any_of(items)}
+    title = _title(hint)
+    if title not in shared:
+        shared[title] = {}  # against types that contain themselves
+        shared[title] = _object(hint, shared, closed)
+    return {"$ref": f"#/$defs/{title}"}
+
+
+def _any_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(parts) == 1:
+        return parts[0]
+    if all(set(part) == {"type"} for part in parts):
+        types = [[part["type"]] if isinstance(part["type"], str) else part["type"] for part in parts]
+        return {"type": [one for several in types for one in several]}
+    return {"anyOf": parts}
+
+
+def _title(of: type) -> str:
+    """Return the name of a type in schemas, where all types are JSON."""
+    return of.__name__.removeprefix("_").removesuffix("Json")

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -273,6 +273,14 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     # They need no copy of the code, which takes half a second to make and to check.
     monkeypatch.setattr(run, "snapshot", lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {}))
     poll_often(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def options() -> Iterator[None]:
+    """Restore the global options after each test."""
+    yield
+    console.STATE.config = None
+    console.STATE.as_json = False
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from typer.main import get_command
 
 from gpas_cli import __version__
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
-from gpas_cli.documents import json_schema
+from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
@@ -36,6 +35,7 @@ from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
 from gpas_cli.state.view import _BUILT_IN
 from gpas_cli.store.schema import Base
+from gpas_cli.structure import json_schema
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -317,7 +317,7 @@ def test_generated_parts_name_everything() -> None:
     assert "--notify" in listed
     assert "[bold]" not in listed
     form = parts["json"]()
-    for name in DOCUMENTS:
+    for name in documents():
         assert f"`gpas {name}`" in form
         assert all(f"| `{field}` |" in form for field in json_schema(document_of(name))["properties"])
     tables = parts["tables"]()

@@ -24,8 +24,8 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.spec.section import Tiny
 from gpas_cli.train import training
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.worker.stages.context import StageContext, runner
 
 TEXT = Tiny(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)

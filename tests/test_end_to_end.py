@@ -20,9 +20,9 @@ from face import Said, gpas
 from marks import release_but
 from safetensors.numpy import load_file
 
+from gpas_cli.extension import installed
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.report.papers import published
-from gpas_cli.spec.extensions import installed
 
 LONG = 500  # updates of about ten milliseconds: enough time to interrupt the run in the middle
 
@@ -219,7 +219,7 @@ def test_a_formula_trains_and_has_its_row_and_its_gates_move(formula_toy: Toy) -
     assert formula_toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done", "pre-softsign-s1": "done"}
     assert re.search(r"\+ softsign +[0-9.]+", formula_toy("table", "small").out)
     assert f"G(x) = x - ({FORMULA}) sg(x)" in formula_toy("explain", "pre-softsign-s1").out
-    bounds = formula_toy("explain", "pre-softsign-s1", "--bounds", "--json").json["cells"][0]["bounds"]
+    bounds = formula_toy("theory", "bounds", "pre-softsign-s1", "--json").json["cells"][0]["bounds"]
     assert all(row["error"] < 1e-6 for row in bounds["preserved"])
     assert bounds["preserved"][0]["predicted"] != 1
 

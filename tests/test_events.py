@@ -22,8 +22,8 @@ from gpas_cli.events import (
     event_of,
     fields_of,
 )  # fmt: skip
-from gpas_cli.store.journal import Journal, decode, encode, plain, read
-from gpas_cli.structure import Number
+from gpas_cli.store.journal import Journal, decode, encode, read
+from gpas_cli.structure import Number, plain
 
 OLD = sorted((Path(__file__).parent / "store/data/version_1/runs").rglob("journal.jsonl"))
 GONE = {"gates_in_graph", "gemm_speedup"}  # fields that events of version 1 had and none has today

@@ -23,7 +23,8 @@ from typer.main import get_group
 
 from gpas_cli import __version__
 from gpas_cli.cli.console import STATE
-from gpas_cli.errors import Exit
+from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import extensions, missing
 
 
 class _ConfigAnywhere(TyperGroup):
@@ -42,7 +43,7 @@ class _OneAtATime(_ConfigAnywhere):
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
-        lines = ((panel, *item) for panel, names in COMMANDS.items() for item in names.items())
+        lines = ((panel, *item) for panel, names in headings().items() for item in names.items())
         self.commands = {
             name: TyperCommand(name, help=line, rich_markup_mode="rich", rich_help_panel=panel)
             for panel, name, line in lines
@@ -51,6 +52,8 @@ class _OneAtATime(_ConfigAnywhere):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in self.commands:
             self.commands[args[0]] = get_group(make_app(args[0], *args[1:2])).commands[args[0]]
+        elif args and (reason := missing(args[0])):
+            raise GpasError(f"the command {reason}")
         elif args and args[0] in _OTHER_NAMES:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{_OTHER_NAMES[args[0]]}'?")
         return super().resolve_command(ctx, args)
@@ -132,7 +135,6 @@ COMMANDS = {
         "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
         "history": "Print who started, cancelled, retried, ran again or forgot which cells, and when.",
         "explain": "Print the equation of every layer of a cell, its initialisation and its whole configuration.",
-        "theory": "Compute the papers' theoretical results and show them beside the printed ones.",
     },
     "Results": {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
@@ -189,15 +191,28 @@ def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(main)
-    known = {name: panel for panel, names in COMMANDS.items() for name in names}
+    known = {name: panel for panel, names in headings().items() for name in names}
     for name in known if asked is None else [asked] if asked else []:
-        module = import_module(f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
+        module = import_module(_module_of(name))
         if hasattr(module, "app") and name not in TOGETHER:
             _add_parts(name, module.app, word)
             app.add_typer(module.app, name=name, rich_help_panel=known[name])
         else:
             app.command(name, rich_help_panel=known[name])(getattr(module, name))
     return app
+
+
+def headings() -> dict[str, dict[str, str]]:
+    """Return the commands of the engine and of this package's extensions, as COMMANDS has them."""
+    found = {heading: dict(names) for heading, names in COMMANDS.items()}
+    for name, command in (item for one in extensions().values() for item in one.commands.items()):
+        found[command.heading][name] = command.about
+    return found
+
+
+def _module_of(name: str) -> str:
+    own = (one.commands[name].module for one in extensions().values() if name in one.commands)
+    return next(own, f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
 
 
 def _add_parts(group: str, app: typer.Typer, word: str) -> None:

@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.period import Period
+from gpas_cli.structure import Document, plain
 from gpas_cli.words import printable
 
 _LEAST_ROOM = 24  # characters of a fact in one line
@@ -91,7 +91,7 @@ def _console(stderr: bool) -> Console:
     return _LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
-def print_json(document: DocumentJson) -> None:
+def print_json(document: Document) -> None:
     """Print one JSON document; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
     print(json.dumps(plain(document), indent=2, allow_nan=False))
 

@@ -2,21 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypedDict
+from pkgutil import resolve_name
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import experiments, project, recorded_of
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.extension import known as known_extensions
+from gpas_cli.extension import missing
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures import paper_figures
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.terminal_plot import Plot
+from gpas_cli.structure import Document
 from gpas_cli.words import count, listed
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix
@@ -92,7 +97,7 @@ _PAPER_FILES = (".pdf", ".svg", ".png")
 _SHOWN = 4  # cells that a message names
 
 
-class _PaperFigureJson(TypedDict):
+class _PaperFigureJson(Document):
     """A figure of a paper. Without any panel, `problem` is why."""
 
     name: str
@@ -102,18 +107,18 @@ class _PaperFigureJson(TypedDict):
     heading: str
     grid: Annotated[str, "the grid whose cells it shows"]
     note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
-    panels: list[PlotJson]
-    missing: Annotated[list[str], "cells without a result"]
-    unrecorded: Annotated[list[str], "cells with a result that have not recorded the curve"]
+    panels: Sequence[PlotJson]
+    missing: Annotated[Sequence[str], "cells without a result"]
+    unrecorded: Annotated[Sequence[str], "cells with a result that have not recorded the curve"]
     command: Annotated[str, "runs the missing cells; empty if none is missing"]
     problem: str
-    files: Annotated[list[str], "the pictures written"]
+    files: Annotated[Sequence[Path], "the pictures written"]
 
 
 class PaperFiguresJson(DocumentJson):
     """`gpas figure paper NAME --json`."""
 
-    figures: list[_PaperFigureJson]
+    figures: Sequence[_PaperFigureJson]
 
 
 def draw_figures(names: Sequence[str], grid: str, toy: bool, output: Output) -> None:
@@ -132,7 +137,7 @@ def draw_figures(names: Sequence[str], grid: str, toy: bool, output: Output) -> 
     requests = _requests(chosen, grid, toy)
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
-        made = [paper_figures.make(one, known, _identity_bounds) for one in requests]
+        made = [paper_figures.make(one, known, partial(_computed, "identity_bounds")) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -140,7 +145,7 @@ def draw_figures(names: Sequence[str], grid: str, toy: bool, output: Output) -> 
         say(_conclusion(figure, paths), soft_wrap=True)
         output.print(figure.panels)
     if output.as_json:
-        print_json(PaperFiguresJson(schema=1, figures=[_json(figure, paths) for figure in made]))
+        print_json(PaperFiguresJson(figures=[_json(figure, paths) for figure in made]))
     if any(not figure.panels for figure in made):
         raise typer.Exit(Exit.INCOMPLETE)
 
@@ -187,20 +192,28 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
 
 
 def _json(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
-    files = paths.get(figure.name, []) if figure.panels else []
-    return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)
+    return _PaperFigureJson(
+        name=figure.name, paper=figure.paper, number=figure.number, title=figure.title, heading=figure.heading,
+        grid=figure.grid, note=figure.note, panels=list(map(as_json, figure.panels)), missing=figure.missing,
+        unrecorded=figure.unrecorded, command=figure.command, problem=figure.problem,
+        files=paths.get(figure.name, []) if figure.panels else [],
+    )  # fmt: skip
 
 
-def _identity_bounds(entry: Entry) -> list[float]:
-    """Return equation (15) of Spike No More for every layer of a cell at initialisation.
+def _computed(curve: str, entry: Entry) -> list[float]:
+    """Return a curve by layer of a cell that an extension computes.
 
-    Raises GpasError without torch.
+    Raises GpasError without that extension or torch.
     """
+    if reason := missing(curve):
+        raise GpasError(reason)
+    place = next(one.curves[curve] for one in known_extensions() if curve in one.curves)
     try:
-        from gpas_cli.evaluate.theory import identity_bounds
+        compute = resolve_name(place)
     except ImportError as error:
         raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
     here, cell = project(), entry.cell
     doing = f"the bounds of {cell.key} at initialisation"
     with working(doing) as show:
-        return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
+        found: list[float] = compute(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
+        return found

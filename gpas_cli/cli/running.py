@@ -9,11 +9,12 @@ import os
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
-from typing import Annotated, NoReturn, NotRequired, TypedDict
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.text import Text
@@ -22,9 +23,11 @@ from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.options import SUMMARY_VARIABLE, RunOptions
 from gpas_cli.cli.selection import experiments, project, without_runs
 from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, render, render_shrunk
+from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.data import stdlib
-from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, From, NumberJson, filled, plain
+from gpas_cli.documents import CellStateJson, DocumentJson
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
@@ -34,13 +37,13 @@ from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.schedule import scheduler as schedulers
 from gpas_cli.schedule.scheduler import Item, RunRequest, RunSummary, Scheduler, Submitted, choose
-from gpas_cli.spec.extensions import extensions
 from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.status import OUTCOMES, RETRIED
 from gpas_cli.store.history import note, read
 from gpas_cli.store.snapshot import current_code
+from gpas_cli.structure import FLAT, OPTIONAL, Document, Number, plain
 from gpas_cli.words import count, listed
 
 WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells without a result end
@@ -110,7 +113,7 @@ def shrunk_cells(
     nodes = executor not in ("auto", LOCAL)
     tiny = shrink(whole, text, experiments().catalogue, nodes=nodes)
     left_out = len(chosen) - len(whole)
-    shrunk = ShrunkJson(folder=str(folder), left_out=left_out, settings=changes(whole, tiny))
+    shrunk = ShrunkJson(folder=folder, left_out=left_out, settings=changes(whole, tiny))
     # The project of shrunk cells shares only the experiments file with this one.
     apart = replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
     return apart, choose(executor if nodes else LOCAL, apart.runs)[0], tiny, shrunk
@@ -252,7 +255,7 @@ def counts_of(summary: RunSummary) -> str:
     return ", ".join(f"{len(items)} {name}" for name, items in vars(summary).items() if items) or "nothing to do"
 
 
-class _SubmittedArrayJson(TypedDict):
+class _SubmittedArrayJson(Document):
     """One SLURM job array."""
 
     name: str
@@ -260,26 +263,27 @@ class _SubmittedArrayJson(TypedDict):
     elements: int
 
 
-class _SubmittedJson(TypedDict):
+class _SubmittedJson(Document):
     """What was submitted to SLURM."""
 
-    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
+    arrays: Sequence[_SubmittedArrayJson]
     jobs: int
     followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
     blocked: Annotated[int, "stages whose parent failed"]
 
 
-class _RunCellJson(CellNameJson):
+class _RunCellJson(Document):
     """The result of a run for one cell."""
 
+    cell: CellNameJson = field(metadata=FLAT)
     state: CellStateJson
     skipped: Annotated[bool, "whether the run ended without starting the cell"]
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
-    directory: str | None
-    metrics: dict[str, NumberJson]
+    directory: Path | None
+    metrics: Mapping[str, Number]
 
 
 class RunJson(DocumentJson):
@@ -289,10 +293,10 @@ class RunJson(DocumentJson):
     """
 
     exit_code: Annotated[int, (0, 3, 4)]
-    counts: Annotated[dict[str, int], "the number of cells in each state"]
-    cells: list[_RunCellJson]
+    counts: Annotated[Mapping[str, int], "the number of cells in each state"]
+    cells: Sequence[_RunCellJson]
     submitted: _SubmittedJson | None
-    shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
+    shrunk: Annotated[ShrunkJson | None, "with --shrink"] = field(default=None, metadata=OPTIONAL)
 
 
 def finish(
@@ -308,13 +312,9 @@ def finish(
     code = schedulers.exit_code(summary) if summary else Exit.DONE
     endings = vars(summary).items() if summary else ()
     cells = [_cell(item, ending) for ending, items in endings for item in items]
-    counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
-    sent = None
-    if submitted:
-        sent = filled(_SubmittedJson, submitted, left=len(submitted.left), blocked=len(submitted.blocked))
-    made = RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
-    if shrunk:
-        made["shrunk"] = shrunk
+    counts = dict(Counter("skipped" if cell.skipped else cell.state for cell in cells))
+    sent = _submitted_json(submitted) if submitted else None
+    made = RunJson(exit_code=code.value, counts=counts, cells=cells, submitted=sent, shrunk=shrunk)
     if notify and summary is None:
         say("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     exit_with(made, code, notify if summary else None, one_line(made))
@@ -331,8 +331,8 @@ def exit_with(document: DocumentJson, code: Exit, notify: str | None, line: str)
 
 def one_line(run: RunJson) -> str:
     """Return the document `Run` as a line: "gpas: 20 done, 2 failed of quickstart"."""
-    counts = ", ".join(f"{number} {name}" for name, number in run["counts"].items())
-    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in run["cells"]))
+    counts = ", ".join(f"{number} {name}" for name, number in run.counts.items())
+    grids = ", ".join(dict.fromkeys(cell.cell.grid for cell in run.cells))
     return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
 
 
@@ -355,4 +355,15 @@ def run_notify(command: str, document: DocumentJson, line: str) -> None:
 
 def _cell(item: Item, ending: str) -> _RunCellJson:
     state = called(item.status.state, item.status.metrics)
-    return filled(_RunCellJson, item, item.status, state=state, skipped=ending == "skipped")
+    return _RunCellJson(
+        cell=CellNameJson.of(item.entry), state=state, skipped=ending == "skipped", reason=item.reason,
+        attempt=item.status.attempt, directory=item.status.directory, metrics=item.status.metrics,
+    )  # fmt: skip
+
+
+def _submitted_json(done: Submitted) -> _SubmittedJson:
+    arrays = [_SubmittedArrayJson(name=one.name, job=one.job, elements=one.elements) for one in done.batches]
+    return _SubmittedJson(
+        arrays=arrays, jobs=done.jobs, followed=done.followed, left=len(done.left), failed_before=done.over,
+        blocked=len(done.blocked),
+    )  # fmt: skip

@@ -45,7 +45,7 @@ def experiments() -> Experiments:
 
 
 def papers_known() -> Mapping[str, Pack]:
-    """Return the papers that the experiments file may name, without one those of the installed packages."""
+    """Return the papers that the experiments file may name; without a file, those in the installed packages."""
     return experiments().packs if Project.find(STATE.config, required=False).config.is_file() else known_packs()
 
 

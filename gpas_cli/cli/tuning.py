@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NoReturn, TypedDict
+from typing import Annotated, NoReturn
 
 from gpas_cli.cli.console import say, warn
 from gpas_cli.cli.options import RunOptions
 from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, From, NumberJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.companions import tuned_name, tuned_path, write_tuned
 from gpas_cli.grid.declared import Entry, Feature
@@ -20,6 +20,7 @@ from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_o
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.locks import locked
 from gpas_cli.state.status import RETRIED
+from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, listed, significant
 
 RATE = "optim.lr"
@@ -27,22 +28,22 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LOCK_NAME = "tuned.lock"  # in the run directories; held while the file of tuned settings is written
 
 
-class _TrialJson(TypedDict):
+class _TrialJson(Document):
     """A value and the validation perplexity, "inf" for a training that diverged."""
 
     value: float
     updates: Annotated[str, "of the cell's: all, 1/2 or 1/4"]
-    perplexity: NumberJson
+    perplexity: Number
 
 
-class _MethodJson(TypedDict):
+class _MethodJson(Document):
     """The trials of one method."""
 
-    cell: Annotated[str, "its name without the seed", From("name")]
+    cell: Annotated[str, "its name without the seed"]
     best: float | None
     at_edge: Annotated[bool, "whether the best is the smallest or largest value that was tried"]
-    trainings: Annotated[float, "the cost of its trials, in whole trainings", From("cost")]
-    trials: list[_TrialJson]
+    trainings: Annotated[float, "the cost of its trials, in whole trainings"]
+    trials: Sequence[_TrialJson]
 
 
 class RunTunedJson(DocumentJson):
@@ -52,7 +53,7 @@ class RunTunedJson(DocumentJson):
     grid: Annotated[str, "the grid that has each method at its best value"]
     setting: str
     trainings: Annotated[float, "the cost of the requested values for each method, in whole trainings"]
-    methods: list[_MethodJson]
+    methods: Sequence[_MethodJson]
 
 
 @dataclass
@@ -151,13 +152,21 @@ class Search:
 
     def finish(self, code: Exit) -> NoReturn:
         """Print the document and exit."""
-        made = filled(
-            RunTunedJson, self, exit_code=code.value, grid=tuned_name(self.grid),
+        made = RunTunedJson(
+            exit_code=code.value, grid=tuned_name(self.grid), setting=self.setting,
             trainings=sum(number / share for number, share in self.plan),
+            methods=list(map(_method_json, self.methods)),
         )  # fmt: skip
         if code is Exit.DONE and any(method.trials for method in self.methods):
             say(f"Next: gpas run {tuned_name(self.grid)}, then gpas table {tuned_name(self.grid)}")
         exit_with(made, code, self.options.notify, f"gpas: {self.grid} {'tuned' if code is Exit.DONE else 'not tuned'}")
+
+
+def _method_json(method: Method) -> _MethodJson:
+    trials = [_TrialJson(value=one.value, updates=one.updates, perplexity=one.perplexity) for one in method.trials]
+    return _MethodJson(
+        cell=method.name, best=method.best, at_edge=method.at_edge, trainings=method.cost, trials=trials
+    )  # fmt: skip
 
 
 def _shown(trial: Trial | None) -> str:

@@ -4,7 +4,7 @@ position  p     = step * batch + j          j = 0 .. batch-1
 epoch     e     = p // len(rows)
 row             = order(seed, e)[p mod len(rows)]
 
-A batch holds the rows of all processes; `train.loop.micro_batches` selects those of each.
+A batch holds the rows of all processes; `train.loop.micro_batches` selects the rows of each.
 
 The order of the rows in an epoch, a pure function of (seed, epoch, number of rows), and random numbers for each row.
 
@@ -103,7 +103,7 @@ _DROPOUT = 0x6D6C6D03
 
 @dataclass(frozen=True)
 class Draw:
-    """The random numbers of one batch. `origin`: what they are drawn from besides the row."""
+    """The random numbers of one batch. `origin`: what they are drawn from, together with the row."""
 
     origin: tuple[int, ...]
 
@@ -145,9 +145,11 @@ _PREFETCHED_BATCHES = 2
 class Batch:
     """`inputs` and `targets`, int64 [b, time]; targets[i, t] is what the network predicts at inputs[i, t], or IGNORED.
 
-    `prefix`, int64 [b]: the first tokens of each row, which every token of the row sees, besides itself and those
-    before it; None if no token sees a later one. `starts`, bool [b, time]: whether a document begins at an input, whose
-    tokens see no other document; None if tokens see other documents too.
+    A token sees itself and the tokens before it.
+
+    `prefix`, int64 [b]: how many first tokens every token of the row sees, too; None if no token sees a later one.
+    `starts`, bool [b, time]: whether a document begins at an input, whose tokens see no other document; None if tokens
+    see other documents too.
     """
 
     inputs: Ints
@@ -162,7 +164,7 @@ class Batch:
 
     @property
     def tokens_read(self) -> int:
-        """The number of tokens that the network reads: those up to the last target, and those of the prefix."""
+        """The number of tokens that the network reads: all up to the last target, and the prefix."""
         return self.predicted if self.prefix is None else int(lengths_needed(self.targets, self.prefix).sum())
 
     def part(self, rows: slice) -> Batch:

@@ -67,7 +67,7 @@ def bytes_per_token(held_out: Sequence[HeldOut]) -> float:
 
 @dataclass(frozen=True)
 class ValidationText:
-    """The validation text of a run, tokenised and ready to read. held_out: that of each corpus."""
+    """The validation text of a run, tokenised and ready to read. held_out: of each corpus."""
 
     survey: Survey
     tokenizer: Tokenizer
@@ -140,7 +140,7 @@ class Need:
         return {"documents": totals.documents, "tokens": totals.tokens, "targets": targets}[self.measure]
 
     def is_met(self, totals: Totals) -> bool:
-        """Return whether the totals are enough."""
+        """Return whether there is enough text."""
         return self.of(totals) >= self.amount
 
 
@@ -197,7 +197,7 @@ def _joined(data: Data, parts: Mapping[str, Rows]) -> Rows:
 
 
 def _survey(caches: Sequence[TokenCache]) -> Survey:
-    """Return the fingerprints of the text; those of a mixture are digests of its corpora's."""
+    """Return the fingerprints of the text; a mixture's are digests of its corpora's."""
     surveys = [own.survey for own in caches]
     if len(surveys) == 1:
         return surveys[0]

@@ -4,8 +4,8 @@
     indent    how far the first word of the next line is indented, of four multiples of four blanks
     bracket   which of ) ] : follows
 
-Those of held-out documents are evaluation tasks, those of training documents an instruction text. The same document
-always gives the same questions: hashes of the text decide what could be random.
+Questions from held-out documents are evaluation tasks, questions from training documents an instruction text. The same
+document always gives the same questions: hashes of the text decide what could be random.
 
 A context ends where a byte-level BPE ends a token, and a choice starts with the blank or line end that separates it
 from the context, so that context and choice joined have the tokens that they have in the document.

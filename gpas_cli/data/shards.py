@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from gpas_cli.data.encode import TOKEN, EncodedGroup, encode_group, encode_in_wo
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
+from gpas_cli.structure import HIDDEN
 
 _FORMAT = 1
 LENGTH = np.dtype("<u4")
@@ -49,15 +50,14 @@ WAITING = "waiting for another process"
 class Totals:
     """The contents of a number of shards.
 
-    `bytes`: of the text that the tokens stand for; `text_bytes`: of the whole documents, None in caches of versions
-    before 0.3. `final`: no document follows.
+    text_bytes: of the whole documents, None in caches of versions before 0.3.
     """
 
     documents: int = 0
     tokens: int = 0
-    bytes: int = 0
-    final: bool = False
-    text_bytes: int | None = 0
+    bytes: Annotated[int, "of the text that the tokens stand for"] = 0
+    final: Annotated[bool, "whether the source has no more"] = False
+    text_bytes: int | None = field(default=0, metadata=HIDDEN)
 
     @property
     def cut(self) -> float | None:

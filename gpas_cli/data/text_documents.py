@@ -1,4 +1,4 @@
-"""The documents of the texts that trained networks are scored on: those of the hub, and local files.
+"""The documents of the texts that trained networks are scored on, from the hub or from local files.
 
 WikiText is prepared as perplexities by word are usually computed: its tokens are joined to ordinary text first (" @-@ "
 to "-", " ." to "."), and words are counted before that.

@@ -121,7 +121,7 @@ def estimate_usage(
 ) -> TextUsage | None:
     """Return `text_usage` from the token cache, or an estimate from file sizes and a sample; None if neither is known.
 
-    rows: those of the whole schedule, which are tokenised; trained: those that the run reads, by default all.
+    rows: of the whole schedule, all of which are tokenised; trained: the rows that the run reads, by default all.
 
     Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """

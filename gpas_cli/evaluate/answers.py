@@ -3,7 +3,7 @@
     exact match   whether the answer is one of those that count as right
     F1            2 p r / (p + r) over the words that the answer shares with one of them, the largest
 
-both without case, punctuation, articles and additional blanks, as SQuAD's own script compares.
+both lower-cased, without punctuation, articles or extra spaces, as SQuAD's own script compares.
 
 Spans of a passage (SQuAD v1.1, Rajpurkar et al. 2016): an encoder with a head for answers reads "question, passage" and
 gives each token a logit for being the first of the answer and one for being the last. The answer is the span of at most
@@ -135,7 +135,7 @@ def _best_spans(scorer: Scorer, windows: Sequence[_Window]) -> list[tuple[float,
 
 
 def _compared(text: str) -> str:
-    """Return a text without case, punctuation, articles and additional blanks."""
+    """Return a text lower-cased, without punctuation, articles or extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -27,7 +27,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrigin:
     """What is recorded about the weights: the cell's name, and the version of the code and the git commit of the last
-    training. `evaluation`: that of its last update. `scores`: those at tasks and on texts."""
+    training. `evaluation`: after its last update. `scores`: at tasks and on texts."""
 
     name: str = ""
     code: str = ""
@@ -55,14 +55,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written: `form` is "llama", "pegasus" or "bundled", with the reason for it; `step` of `steps` updates.
+    """What was written, of a network after `step` of `steps` updates."""
 
-    folded: whether the gates, if any, are folded into the weights.
-    """
-
-    form: str
-    reason: str
-    folded: bool = False
+    form: Annotated[str, ("llama", "pegasus", "bundled")]
+    reason: Annotated[str, "why in this form"]
+    folded: Annotated[bool, "whether the gates are folded into the weights"] = False
     checkpoint: Path
     step: int
     steps: int

@@ -28,8 +28,9 @@ from gpas_cli.spec.model import Family, Model
 from gpas_cli.spec.parse import plain
 from gpas_cli.train.assemble import load_trained, micro_batch_rows
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.device import suitable_threads
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.precision import Precision, suitable_threads
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.training import prepare_text
 
 _MAX_ERROR = 1e-3  # of logits, relative to the largest

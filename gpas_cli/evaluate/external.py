@@ -20,7 +20,8 @@ from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, TransformersNetwork
 from gpas_cli.files import parse_json
 from gpas_cli.spec.network import OTHERS, WEIGHTS, Network, digests, pin_of
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.device import choose_device
+from gpas_cli.train.precision import Precision
 from gpas_cli.words import byte_size
 
 # Networks with these architectures are read as encoders: they have no head that predicts the next token.
@@ -193,7 +194,7 @@ def open_translator(model: ExternalModel) -> Any:
     except Exception as error:  # as in `open_model`
         raise GpasError(f"transformers cannot load {model.source}: {first_line(error)}") from error
     if wrong := sorted((*found["missing_keys"], *found["unexpected_keys"])):
-        raise GpasError(f"{model.source}: its weights lack, or have besides, {', '.join(wrong[:3])}")
+        raise GpasError(f"{model.source}: its weights do not match: missing or unexpected {', '.join(wrong[:3])}")
     return loaded.eval()
 
 

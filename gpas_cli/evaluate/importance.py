@@ -138,7 +138,7 @@ class _RemovalScores:
 
 
 def _single(drops: Mapping[Removed, float]) -> dict[Removed, float]:
-    """Return those of whole layers, one at a time."""
+    """Return the removals of whole layers, one at a time."""
     return {removed: drop for removed, drop in drops.items() if not removed.series}
 
 

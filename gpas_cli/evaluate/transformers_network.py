@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.blocks import Blocks, find_blocks
-from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Read
+from gpas_cli.model.packing import Packing
 from gpas_cli.spec.downstream import SQUAD, base_name
 
 _HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from gpas_cli.extension import absent, missing
 from gpas_cli.grid.document import Label, Mark, Node, identity
 from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.grid.resources import ResourceSettings
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.cell import Cell, Stage
-from gpas_cli.spec.extensions import absent, missing
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
+from gpas_cli.extension import absent
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_path
 from gpas_cli.grid.declared import Experiments, Grid, Include, lacking
@@ -22,7 +23,7 @@ from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, rea
 from gpas_cli.grid.resources import read_site
 from gpas_cli.grid.scope import read_scopes
 from gpas_cli.grid.settings import Part, children
-from gpas_cli.spec.extensions import absent, measured_columns
+from gpas_cli.spec.extensions import measured_columns
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.stage import StageKind
@@ -130,7 +131,7 @@ def _default(part: Part, declared: Collection[str]) -> str:
 
 
 def _add_plugins(file: File, schemes: dict[str, type[Scheme]], kinds: dict[str, StageKind]) -> None:
-    """Add the schemes and stage kinds of the plugins that a file names to those of the package and of installed ones.
+    """Add the schemes and stage kinds of the plugins that a file names to the package's own and to installed ones.
 
     The plugins are executed; what is wrong with them is reported.
     """

@@ -25,10 +25,10 @@ from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extension import installed
 from gpas_cli.files import digest_of
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.settings import children
-from gpas_cli.spec.extensions import installed
 
 OF_PACKAGE = Path(__file__).parents[1] / "papers"
 DOCUMENTS = ("grids", "numbers", "claims", "figures")

@@ -47,7 +47,7 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
 
 
 def _kept(below: Mapping[str, Node], above: Mapping[str, Node]) -> dict[str, Node]:
-    """Return the settings of a recipe without those of a schedule or optimizer that `above` replaces by another."""
+    """Return the settings of a recipe without the settings of a schedule or optimizer that `above` replaces."""
     left = {name for name in ("schedule", "optimizer") if name in below and name in above}
     left = {name for name in left if below[name].value != above[name].value}
     own = {setting for setting, (selector, _) in setting_classes(Optim).items() if selector in left}

@@ -1,201 +1,36 @@
-"""Multi-head self-attention, causal unless the batch has a prefix, with rotary positions unless they are learned.
-
-Dropout, rotary positions, how rows are packed into a stream, what tokens see, the module, and the kernel for streams.
-
-The masks of dropout are a pure function of (seed, update, row, place in the row, layer, site, feature). They come from
-no generator: they do not depend on micro-batches, processes, recomputation of activations or restarts,
-and are the same, bit for bit, on every device, compiled or not.
-"""
+"""Multi-head self-attention, causal unless the batch has a prefix, with rotary positions unless they are learned."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import warnings
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.errors import first_line
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.layers import learned_or_fixed, norm_slot, times
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.ragged import ragged_attention, suits_ragged
+from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
-
-_WORDS = 2**30  # mixed with a token's key it is a key for the whole token
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Set each element to 0 with probability `rate` and divide the others by 1 - rate (Srivastava et al. 2014).
-
-    `keys`: a random number for each token of the stream, int32, (batch, time), or (1, n) with a packing. It is dropped
-    from what enters the first layer, and from the output of every sub-layer before its branch norm and the sum, as in
-    Megatron-LM. Attention probabilities keep all their elements: the kernels of fused attention draw masks of their
-    own, and no paper states that it drops them. `words`: the probability that an encoder or a decoder beside it reads
-    the zero vector in place of a token's embedding (Gal and Ghahramani 2016; Takase and Kiyono 2021).
-    """
-
-    rate: float
-    keys: Tensor
-    words: float = 0.0
-    EMBEDDING: ClassVar[int] = 0  # the layer number of the stream that enters the first layer
-    ATTENTION: ClassVar[int] = 0  # the sites of a layer
-    FEED_FORWARD: ClassVar[int] = 1
-
-    def in_layer(self, number: int) -> Dropout:
-        """Return the dropout of layer `number` = 1, 2, ..., or `EMBEDDING`."""
-        return replace(self, keys=_mixed(self.keys ^ number))
-
-    def __call__(self, x: Tensor, site: int) -> Tensor:
-        """x: (batch, time, d) -> same shape and dtype. A site is a number below 2^31."""
-        features = _mixed(torch.arange(x.shape[-1], dtype=torch.int32, device=x.device))
-        bits = _mixed(_mixed(self.keys ^ site)[..., None] ^ features)
-        kept = bits >= _threshold(self.rate)
-        return torch.where(kept, x * (1 / (1 - self.rate)), 0.0)
-
-    def without_words(self, x: Tensor) -> Tensor:
-        """Return the embeddings x (batch, time, d) with zeros for dropped words."""
-        return torch.where((_mixed(self.keys ^ _WORDS) >= _threshold(self.words))[..., None], x, 0.0)
-
-
-def _threshold(rate: float) -> int:
-    """Return the number that a random int32 is below with probability `rate`."""
-    return round(rate * 2**32) - 2**31
-
-
-def dropped(x: Tensor, dropout: Dropout | None, site: int) -> Tensor:
-    """Return x after the dropout of a site, x itself without dropout."""
-    return x if dropout is None else dropout(x, site)
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """Apply the finalizer of MurmurHash3: every output bit depends on every bit of the word; int32 -> int32.
-
-    Products wrap around. The masks make the shifts logical: those of int32 copy the sign.
-    """
-    words = (words ^ ((words >> 16) & 0xFFFF)) * -0x7A143595  # 0x85EBCA6B
-    words = (words ^ ((words >> 13) & 0x7FFFF)) * -0x3D4D51CB  # 0xC2B2AE35
-    return words ^ ((words >> 16) & 0xFFFF)
-
-
-class Rope(nn.Module):
-    """The tables of `rotate`, shape (length, h): cos and sin of t * theta^(-2j/h) for t < length and j < h/2, in both
-    halves; the sine is negative in the first."""
-
-    def __init__(self, head_dim: int, theta: float):
-        super().__init__()
-        self.head_dim = head_dim
-        self.theta = theta
-        self._tables: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-    def forward(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the two tables in `dtype`, cached for the last length."""
-        key = (length, device, dtype)
-        if key not in self._tables:
-            # Computed on the CPU in float64, so that every device and dtype rounds the same numbers.
-            j = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
-            angles = torch.outer(torch.arange(length, dtype=torch.float64), self.theta ** (-j / self.head_dim))
-            cos, sin = angles.cos(), angles.sin()
-            halves = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-            self._tables = {key: (halves[0].to(device, dtype), halves[1].to(device, dtype))}
-        return self._tables[key]
-
-
-def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate x, (batch, heads, time, head_dim), by position: [a, b] -> [a cos - b sin, b cos + a sin]."""
-    cos, sin = tables
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin  # the fastest form, on a CPU and compiled for a GPU
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Rows joined into one stream without padding: token i of the stream is at position `index[i]` of (rows * time).
-
-    `index`, shape (n,), int64. `token`, (rows * time,), int64, is the inverse: the token at each position, an arbitrary
-    one at padding. `occupied`, (rows * time, 1), bool, is false at padding. Everything but attention works on the n
-    tokens alone. `spread` and `join` only gather by index, forward and backward: a gather fuses with the operations
-    around it and is deterministic without the sort that scattering by index needs on GPUs.
-
-    `bounds`, (rows + 1,), int32: where each row begins in the stream, and where the last ends. With them attention can
-    work on the stream, too (`ragged`); None where the device has no kernel for it.
-    """
-
-    index: Tensor
-    token: Tensor
-    occupied: Tensor
-    time: int
-    bounds: Tensor | None = None
-
-    @classmethod
-    def at(cls, places: Tensor, time: int) -> Packing:
-        """Return the stream of the tokens at `places`, (n,), of one row of `time`, of which some may have no token and
-        others several: what is computed of the row can be joined to it, and it cannot be spread."""
-        return cls(places, places.new_zeros(time), places, time)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return len(self.token) // self.time
-
-    def turns(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the tables of the positions in a row, (time, h), as tables of the stream's tokens, (n, h)."""
-        place = self.index % self.time
-        return tables[0].index_select(0, place), tables[1].index_select(0, place)
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Return the stream x (1, n, d) as rows (rows, time, d). Padding repeats other tokens."""
-        return _Spread.apply(x[0], self.index, self.token).unflatten(0, (-1, self.time))  # type: ignore[no-any-return, no-untyped-call]
-
-    def join(self, x: Tensor) -> Tensor:
-        """Return the rows x (rows, time, d) as the stream (1, n, d)."""
-        return _Join.apply(x.flatten(0, 1), self.index, self.token, self.occupied)[None]  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Spread(torch.autograd.Function):
-    """x (n, d) -> (rows * time, d). The gradients at padding are zero (`_Join`) and are not read."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        return x.index_select(0, token)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return gradient.index_select(0, index), None, None
-
-
-class _Join(torch.autograd.Function):
-    """x (rows * time, d) -> (n, d)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, token: Tensor, occupied: Tensor) -> Tensor:
-        ctx.save_for_backward(token, occupied)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        token, occupied = ctx.saved_tensors
-        return gradient.index_select(0, token) * occupied, None, None, None
 
 
 @dataclass(frozen=True)
 class Visible:
     """The tokens that each token attends to, where attention is not causal.
 
-    `mask`, bool, broadcasts to (rows, heads, time, time): whether the query (third) sees the key (last); None: every
-    token sees every token of its row. Every query sees at least one key.
-
-    `prefix`, int64 (rows,), with its least and its largest number `bounds`: how many first tokens all tokens of the row
-    see, which are what an encoder reads.
+    Every query sees at least one key.
     """
 
     mask: Tensor | None = None
+    """Whether the query (third axis) sees the key (last axis): bool, broadcasts to (rows, heads, time, time). None:
+    every token sees every token of its row."""
     prefix: Tensor | None = None
+    """How many first tokens all tokens of the row see, which are what an encoder reads: int64, (rows,)."""
     bounds: tuple[int, int] = (0, 0)
+    """The least and the largest number in `prefix`."""
 
     @classmethod
     def of(cls, prefix: Tensor, time: int, *, later: bool) -> Visible:
@@ -217,16 +52,13 @@ class FirstValues:
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of the stream's tokens. `tables`: cos and sin of `Rope`, None without rotary positions; `packing`:
-    None where the stream consists of whole rows (batch, time, hidden); `visible`: None where attention is causal;
-    `dropout`: that of the layer, None for none; `first`: where layer 1 leaves its values, None where no layer reads
-    them."""
+    """What a layer must know about the tokens of its stream."""
 
-    tables: tuple[Tensor, Tensor] | None = None
-    packing: Packing | None = None
-    visible: Visible | None = None
-    dropout: Dropout | None = None
-    first: FirstValues | None = None
+    tables: tuple[Tensor, Tensor] | None = None  # cos and sin of `Rope`; None without rotary positions
+    packing: Packing | None = None  # None where the stream consists of whole rows (batch, time, hidden)
+    visible: Visible | None = None  # None where attention is causal
+    dropout: Dropout | None = None  # of this layer
+    first: FirstValues | None = None  # where layer 1 leaves its values; None where no layer reads them
 
 
 class Attention(nn.Module):
@@ -338,75 +170,3 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Ten
         q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
         return ragged_attention(q, k, v, bounds, positions.packing.time).transpose(0, 1)[None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None)
-
-
-# Rows of different lengths in one stream, by FlashAttention's kernel for GPUs.
-_HALF = (torch.bfloat16, torch.float16)
-_CAUSAL_WINDOW = (-1, 0)
-# Relative to the largest value: a few roundings to bfloat16. Attention to the wrong tokens errs by far more.
-TOLERANCE = 5e-2
-
-
-def ragged_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Return softmax(q k^T / sqrt(h)) v, where each token sees the tokens of its row up to itself: (n, heads, h).
-
-    q, k, v: (n, heads, h), in bfloat16 or float16; bounds: (rows + 1,), int32, where each row begins and the last ends;
-    longest: tokens in a row, at most.
-    """
-    kernel = torch.nn.attention.varlen.varlen_attn
-    return kernel(q, k, v, bounds, bounds, longest, longest, window_size=_CAUSAL_WINDOW)  # type: ignore[return-value]
-
-
-def suits_ragged(x: Tensor, head_dim: int) -> bool:
-    """Return whether the kernel takes heads of this width, on x's device and in the dtype in which x is multiplied."""
-    half = x.dtype in _HALF or torch.is_autocast_enabled(x.device.type)
-    return x.is_cuda and half and head_dim % 8 == 0 and head_dim <= 256
-
-
-@functools.cache
-def has_ragged(device: torch.device) -> bool:
-    """Return whether `device` is a GPU whose kernel equals attention on separate rows, gradients included.
-
-    With deterministic algorithms, its backward pass is deterministic as well. Warns if torch has the kernel and it does
-    not work here.
-    """
-    if device.type != "cuda" or not _in_torch():
-        return False
-    try:
-        worst = _error(device)
-    except Exception as error:  # its class depends on what is missing
-        warnings.warn(f"packed rows are spread for attention, which is slower: {first_line(error)}", stacklevel=2)
-        return False
-    if not worst <= TOLERANCE:  # true for NaN, too
-        warnings.warn(f"packed rows are spread for attention: the kernel's result is off by {worst:.2g}", stacklevel=2)
-        return False
-    return True
-
-
-def _in_torch() -> bool:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    # torch 2.10 has another argument for causal attention.
-    return "window_size" in inspect.signature(varlen_attn).parameters
-
-
-@torch.enable_grad()  # the first packed rows of a process may belong to an evaluation
-def _error(device: torch.device) -> float:
-    """Return the largest difference between the kernel's outputs and gradients and attention on each row alone; NaN
-    if one of them is NaN."""
-    lengths = (5, 64, 19)
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, sum(lengths), 2, 64)
-    stream = torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
-    bounds = torch.tensor((0, 5, 69, 88), dtype=torch.int32, device=device)
-    ours = ragged_attention(stream[0], stream[1], stream[2], bounds, max(lengths))
-    parts = []
-    for part in torch.split(stream, list(lengths), 1):
-        q, k, v = part.transpose(1, 2)[:, None]
-        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
-    theirs = torch.cat(parts)
-    gradients = [torch.autograd.grad(y.float().mean(), stream)[0] for y in (ours, theirs)]
-    pairs = [(ours.detach(), theirs.detach()), *zip(*gradients, strict=True)]
-    return float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())

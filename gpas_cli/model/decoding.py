@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, rotate
+from gpas_cli.model.attention import Attention, FirstValues, Positions
 from gpas_cli.model.llama import Block, Llama, Read
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.rope import rotate
 
 
 class CachedReader:

@@ -46,7 +46,7 @@ def _scaled(rule: tuple[str, _Std], factor: float) -> tuple[str, _Std]:
 def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
     """Return (pattern of the parameter's name, standard deviation) for every matrix and bias, first match first.
 
-    Constants are those of the base's width and depth, which `spec.parametrisation` scales for the hidden matrices.
+    Constants belong to the base's width and depth, which `spec.parametrisation` scales for the hidden matrices.
     Xavier's for these have their width already.
     """
     init, layers = model.init, model.base_layers

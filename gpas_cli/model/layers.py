@@ -384,7 +384,7 @@ class GpasGate(nn.Module):
 
 class _Gated(torch.autograd.Function):
     """y = (1 - share) u with dL/du = dL/dy and dL/dshare = -<dL/dy, u>, where u = y / (1 - share). y has the
-    dtype of u, and the product and its sum that of share."""
+    dtype of u, the product and its sum the dtype of share."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, share: Tensor, saves_input: bool) -> Tensor:

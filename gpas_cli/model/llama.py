@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Dropout, FirstValues, Packing, Positions, Rope, Visible, dropped
+from gpas_cli.model.attention import Attention, FirstValues, Positions, Visible
+from gpas_cli.model.dropout import Dropout, dropped
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import (
     FFN_ACTIVATIONS,
@@ -35,6 +36,8 @@ from gpas_cli.model.layers import (
     norm_slot,
     times,
 )
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.rope import Rope
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import EMBED_STAGES, Model, Size
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gpas_cli.model.attention import Attention, FirstValues, Positions, rotate
+from gpas_cli.model.attention import Attention, FirstValues, Positions
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 

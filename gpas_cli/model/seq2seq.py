@@ -20,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Dropout, Packing, Positions, Visible, dropped, rotate
+from gpas_cli.model.attention import Attention, Positions, Visible
+from gpas_cli.model.dropout import Dropout, dropped
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, gates_in, norm_of
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.rope import rotate
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
@@ -56,7 +59,7 @@ class CrossAttention(Attention):
     """softmax(q k^T / sqrt(h)) v with queries from the decoder, keys and values from the states of the encoder."""
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return those of the states (batch, time, hidden): (batch, heads, time, head_dim) each."""
+        """Return the keys and values of the states (batch, time, hidden): (batch, heads, time, head_dim) each."""
         return self._heads(self._normed(self.k_norm, self.k_proj(memory)), None), self._heads(self.v_proj(memory), None)
 
     def read(self, x: Tensor, kept: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
@@ -140,7 +143,7 @@ class DecoderBlock(Block):
 class Stacks(Decoder):
     """Embedding, encoder, decoder and their final norms: token ids -> final states of the decoder.
 
-    `layers` has the layers of both, those of the encoder first.
+    `layers` has the layers of both, the encoder's first.
     """
 
     def __init__(self, model: Model):
@@ -225,7 +228,7 @@ class Translator(Llama):
 class Writer:
     """Predicts the next tokens of targets that grow together: the logits of reading them again, up to rounding.
 
-    Keys and values of earlier tokens, and those of the encoder's states, are kept. capacity: the most tokens.
+    Keys and values of earlier tokens and of the encoder's states are kept. capacity: the most tokens.
     """
 
     def __init__(self, network: Translator, memory: Tensor, seen: Tensor, capacity: int):

@@ -113,8 +113,8 @@ def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[d
     final norm, and of `Attention.first_token_share`: layers + 1 dictionaries of scalars for each forward pass inside
     the context, with the `gram` of the stream in place of its effective rank. Without `wanted`, collect nothing.
 
-    Variance and share are those of all tokens, everything else of the first ones. The last stream enters no layer, and
-    has no `of_block` and no share.
+    Variance and share cover all tokens, everything else the first ones. The last stream enters no layer, and has no
+    `of_block` and no share.
     """
     ends = network.model.stack_ends
     seen: list[dict[str, Tensor]] = []

@@ -3,13 +3,12 @@
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from sqlalchemy import Engine
 
-from gpas_cli.documents import NumberJson
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
@@ -18,6 +17,7 @@ from gpas_cli.spec.cell import Stage
 from gpas_cli.spec.parse import flat
 from gpas_cli.store.projection import STEP_CURVES
 from gpas_cli.store.snapshot import snapshot_files
+from gpas_cli.structure import HIDDEN, Number
 from gpas_cli.words import listed
 
 # Curves of speed and memory differ between any two runs.
@@ -57,16 +57,16 @@ class Point:
     """A point of two curves."""
 
     step: int
-    a: NumberJson
-    b: NumberJson
+    a: Number
+    b: Number
 
 
 @dataclass(frozen=True)
 class Pair:
     """A number of both; null where it is not recorded."""
 
-    a: NumberJson | None
-    b: NumberJson | None
+    a: Number | None
+    b: Number | None
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ class StageDifference:
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A file of the package. `added` and `removed` count lines; `text` is the unified diff."""
+    """A file of the package that differs. `text` is the unified diff."""
 
     path: str
-    added: int
-    removed: int
-    text: str
+    added: Annotated[int, "lines"]
+    removed: Annotated[int, "lines"]
+    text: str = field(metadata=HIDDEN)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
     """Return one plot as plain data; of a heat map, a matrix for each series."""
     drawn = figure.drawn[: limits.curves]
     return {
-        **frame(figure),
+        **vars(frame(figure)),
         "left_out": len(figure.drawn) - len(drawn),
         "series": [_line(one, limits) if isinstance(one, Line) else _series(one, figure, limits) for one in drawn],
     }

@@ -280,51 +280,51 @@ def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -
 
 def _numbered(claims: Sequence[ClaimJson], wanted: bool = True) -> list[ClaimJson]:
     """Return the claims with a number, or those without one."""
-    return [claim for claim in claims if any(part["n"] for part in claim["parts"]) is wanted]
+    return [claim for claim in claims if any(part.n for part in claim.parts) is wanted]
 
 
 def _source(claim: ClaimJson) -> str:
-    source = claim["source"]
+    source = claim.source
     paper = title_of(source.paper, known_packs()) if source.paper else "experiments.yaml"
     return f"{paper}, {source.where}" if source.where else paper
 
 
 def _remarks(claim: ClaimJson) -> list[str]:
     """Return what is said about a whole claim: the claimed range if its parts share it, their verdicts, a reason."""
-    counts = Counter(part["verdict"] for part in claim["parts"])
-    verdicts = [f"{counts[word]} of {len(claim['parts'])} parts {word}"
+    counts = Counter(part.verdict for part in claim.parts)
+    verdicts = [f"{counts[word]} of {len(claim.parts)} parts {word}"
                 for word in WORDS if counts[word]]  # fmt: skip
-    several = len(claim["parts"]) > 1
-    return [text for text in (_common_range(claim), ", ".join(verdicts) if several else "", claim["reason"]) if text]
+    several = len(claim.parts) > 1
+    return [text for text in (_common_range(claim), ", ".join(verdicts) if several else "", claim.reason) if text]
 
 
 def _part_remarks(part: ClaimPartJson, claim: ClaimJson) -> list[str]:
-    further = part["needed"] if part["verdict"] == "undecided" else None
-    remark = part["reason"] or (f"about {count(further, 'more seed')} would decide" if further else "")
+    further = part.needed if part.verdict == "undecided" else None
+    remark = part.reason or (f"about {count(further, 'more seed')} would decide" if further else "")
     return [text for text in ("" if _common_range(claim) else _claimed(part), remark) if text]
 
 
 def _common_range(claim: ClaimJson) -> str:
-    ranges = {_claimed(part) for part in claim["parts"]}
+    ranges = {_claimed(part) for part in claim.parts}
     return ranges.pop() if len(ranges) == 1 else ""
 
 
 def _missing(claim: ClaimJson) -> str:
-    names = list(dict.fromkeys(one["cell"] for one in claim["missing"]))
+    names = list(dict.fromkeys(one.cell for one in claim.missing))
     return f"{count(len(names), 'cell')} without this number: {listed(names)}" if names else ""
 
 
 def _claimed(part: ClaimPartJson) -> str:
     """Return the claimed range in words: "perplexity, difference below 0"."""
-    low, high = part["low"], part["high"]
+    low, high = part.low, part.high
     if low is None:
-        return f"{part['value']}, {part['compare']} below {high:g}"
-    return f"{part['value']}, {part['compare']} {f'above {low:g}' if high is None else f'between {low:g} and {high:g}'}"
+        return f"{part.value}, {part.compare} below {high:g}"
+    return f"{part.value}, {part.compare} {f'above {low:g}' if high is None else f'between {low:g} and {high:g}'}"
 
 
 def _effect(part: ClaimPartJson) -> str:
-    ends = part["interval"]
-    return _short(part["effect"]) + (f" [{_short(ends[0])}, {_short(ends[1])}]" if ends else "")
+    ends = part.interval
+    return _short(part.effect) + (f" [{_short(ends[0])}, {_short(ends[1])}]" if ends else "")
 
 
 def _short(value: float | None) -> str:
@@ -344,21 +344,21 @@ class _Drawing:
 
 def _drawing(part: ClaimPartJson, claim: ClaimJson) -> _Drawing | None:
     """Return the drawing of a part, on one scale with the parts that compare the same number; None without a number."""
-    if part["effect"] is None or not math.isfinite(part["effect"]):
+    if part.effect is None or not math.isfinite(part.effect):
         return None
-    alike = [one for one in claim["parts"] if (one["compare"], one["value"]) == (part["compare"], part["value"])]
-    shown: list[float] = [value for one in alike for value in (one["low"], one["high"], one["effect"], one["published"],
-             *(one["interval"] or ())) if value is not None and math.isfinite(value)]  # fmt: skip
+    alike = [one for one in claim.parts if (one.compare, one.value) == (part.compare, part.value)]
+    shown: list[float] = [value for one in alike for value in (one.low, one.high, one.effect, one.published,
+             *(one.interval or ())) if value is not None and math.isfinite(value)]  # fmt: skip
     margin = (max(shown) - min(shown) or 1.0) * _DRAWING_MARGIN
     first, last = min(shown) - margin, max(shown) + margin
 
     def place(value: float) -> float:
         return round(_DRAWING_WIDTH * (min(max(value, first), last) - first) / (last - first), 1)
 
-    low, high, ends, published = part["low"], part["high"], part["interval"], part["published"]
+    low, high, ends, published = part.low, part.high, part.interval, part.published
     return _Drawing(
         claimed=(place(first if low is None else low), place(last if high is None else high)),
-        effect=place(part["effect"]),
+        effect=place(part.effect),
         interval=(place(ends[0]), place(ends[1])) if ends else None,
         published=None if published is None else place(published),
     )

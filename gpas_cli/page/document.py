@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gpas_cli.documents import plain
 from gpas_cli.page.content import FILTERS, Content
+from gpas_cli.structure import plain
 from gpas_cli.words import count, date_and_time, one_line, printable
 
 ASSETS = Path(__file__).parent / "assets"

@@ -3,7 +3,7 @@ what it adds to the disks."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +23,7 @@ from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.network import hub_cache
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.structure import FLAT
 from gpas_cli.words import byte_size, count
 
 _Names = Mapping[Size, str]  # of sizes that are not built in
@@ -146,13 +147,13 @@ def described(resources: Resources) -> str:
 
 @dataclass(frozen=True)
 class JobMemory:
-    """The memory of each of `devices` GPUs of the kind `gpu`, for `jobs` trainings of one size and recipe."""
+    """The predicted memory of each GPU of the trainings of one size and recipe."""
 
     size: str
     jobs: int
-    gpu: str
-    devices: int
-    memory: DeviceMemory
+    gpu: Annotated[str, "the kind of GPU"]
+    devices: Annotated[int, "GPUs of a job"]
+    memory: DeviceMemory = field(metadata=FLAT)
 
     def warning(self) -> str:
         """Return a warning that the training does not fit the GPUs, "" if it does."""

@@ -8,9 +8,9 @@ import socket
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 
@@ -26,6 +26,7 @@ from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import abbreviated, byte_size, count, duration
 
 Shape = tuple[Any, ...]
@@ -73,21 +74,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of several jobs: GPU-hours, and core-hours of the jobs without a GPU.
-
-    `longest_hours`: the longest chain of jobs that depend on each other. `wall_hours`: until all jobs have ended on
-    `slots` slots; None behind a scheduler, where the number of concurrent jobs is unknown. `basis`: the sources of the
-    speeds, in sentences. `works`: the cost of each job.
-    """
+    """The cost of several jobs: GPU-hours, and core-hours of the jobs without a GPU."""
 
     gpu_hours: float
     core_hours: float
-    longest_hours: float
-    wall_hours: float | None
-    slots: int
-    tokens: float
-    basis: tuple[str, ...]
-    works: tuple[Work, ...]
+    longest_hours: Annotated[float, "the longest chain of jobs"]
+    wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
+    slots: Annotated[int, "jobs at once on this machine"]
+    tokens: Annotated[float, "trained tokens, with padding, and a third of the evaluated ones"]
+    basis: Annotated[tuple[str, ...], "where the speeds come from"]
+    works: tuple[Work, ...] = field(metadata=HIDDEN)
 
 
 def estimate(

@@ -15,7 +15,7 @@ from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 @dataclass(frozen=True)
 class Running:
-    """A running cell. `devices`: those of its attempt. `spent`: the usage over all attempts at its stages."""
+    """A running cell. `devices`: of its attempt. `spent`: the usage over all attempts at its stages."""
 
     state: CellStatus
     node: str

@@ -38,11 +38,11 @@ PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose 
 class Result:
     """What the latest done or diverged attempt of a stage reported.
 
-    scores: those of all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
+    scores: from all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
     these tasks and the outcome is PARTIAL.
 
     gone: the run directories of this and every other such attempt are gone, so nothing confirms the numbers. device:
-    e.g. "cpu" or "cuda". ended: unix time. fingerprint: that of the training text. None means not recorded.
+    e.g. "cpu" or "cuda". ended: unix time. fingerprint: of the training text. None means not recorded.
     """
 
     key: str

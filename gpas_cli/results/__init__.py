@@ -146,9 +146,9 @@ class Results:
         return _table_frame(made)
 
     def claims(self, *names: str, grids: Sequence[str] = (), toy: bool | None = None) -> pd.DataFrame:
-        """Return one row for each part of each claim, the papers' and those of the file, as `gpas claims` judges them.
+        """Return one row for each part of each claim, the papers' and the file's, as `gpas claims` judges them.
 
-        verdict is that of the part, claim_verdict that of the whole claim. effect, low, high: the mean effect and its
+        verdict: of the part; claim_verdict: of the whole claim. effect, low, high: the mean effect and its
         95 % interval; p, adjusted: of the test, and by Holm over the parts; needed: further seeds that the test needs.
         `toy` selects claims at toy size or, if False, at paper size. Raises GpasError for an unknown name.
         """
@@ -296,13 +296,13 @@ def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
 
 
 def _claim_rows(claim: ClaimJson) -> Iterator[dict[str, Any]]:
-    whole: dict[str, Any] = {**claim, **vars(claim["source"]), "claim": claim["name"], "source": claim["source"].paper,
-             "claim_verdict": claim["verdict"], "needed": None, "p": None}  # fmt: skip
-    if not claim["parts"]:
+    whole = {**vars(claim), **vars(claim.source), "claim": claim.name, "source": claim.source.paper,
+             "claim_verdict": claim.verdict, "needed": None, "p": None}  # fmt: skip
+    if not claim.parts:
         yield {**whole, "n": 0}
-    for part in claim["parts"]:
-        low, high = part["interval"] or (math.nan, math.nan)
-        yield {**whole, **part, "part": part["title"], "low": low, "high": high, "adjusted": part["adjusted_p"]}
+    for part in claim.parts:
+        low, high = part.interval or (math.nan, math.nan)
+        yield {**whole, **vars(part), "part": part.title, "low": low, "high": high, "adjusted": part.adjusted_p}
 
 
 def open(path: str | Path | None = None) -> Results:

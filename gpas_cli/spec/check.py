@@ -392,8 +392,8 @@ def _check_optimizer(model: Model, optim: Optim) -> Iterator[Problem]:
     elif own.matrix_scale != "original":
         yield Problem(
             ("optim", "matrix_scale"),
-            f"parametrisation: {kind} has no rule for {own.matrix_scale}, with which an update's spectral norm grows "
-            "with the width; write original",
+            f"parametrisation: {kind} does not support matrix_scale {own.matrix_scale} (its updates grow with the "
+            "width); use original",
         )
     elif model.parametrisation.alpha != 1:
         yield Problem(("parametrisation", "alpha"), "other than 1 has no rule for muon; write 1")

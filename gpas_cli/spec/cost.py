@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth, LayerSchedule
@@ -134,30 +134,23 @@ USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication
 GPU_LOGITS = 2**28
 # With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
 _EFFICIENT_TOKENS = 4096
-_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides the gradient of a table
+_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, without the gradient of a table
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The predicted memory of one GPU at the peak of an update, in bytes.
+    """The predicted memory of one GPU at the peak of an update, in bytes."""
 
-    strategy: none (one process), ddp, fsdp or hsdp. recompute: activations inside a layer are recomputed in the
-    backward pass. micro_batch: rows at once. weights: with the copies in half precision that autocast makes. gathered:
-    the tables, which a sharded network gathers for a whole pass. activations: what the forward pass of the micro-batch
-    saves. working: what exists for a part of the update: the logits and the gradients of the head, or the gradients
-    within a layer, with the layers that are gathered or the messages of ddp.
-    """
-
-    strategy: str
-    recompute: bool
-    micro_batch: int
-    device_bytes: int
-    weights: int
+    strategy: Annotated[str, ("none", "ddp", *SHARDED)]
+    recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
+    micro_batch: Annotated[int, "rows at once"]
+    device_bytes: Annotated[int, "what the GPU has"]
+    weights: Annotated[int, "with the copies in half precision that autocast makes"]
     gradients: int
-    state: int
-    gathered: int
-    activations: int
-    working: int
+    state: Annotated[int, "of the optimizer"]
+    gathered: Annotated[int, "tables of a sharded network that are gathered for a whole pass"]
+    activations: Annotated[int, "what the forward pass of the micro-batch saves"]
+    working: Annotated[int, "temporary: the logits and the head's gradients, or a layer's gradients and messages"]
 
     @property
     def total(self) -> int:
@@ -242,7 +235,7 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
 def _update_bytes(
     cell: CellParts, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
 ) -> int:
-    """Return the bytes of an update of `rows` rows at once, `logits` logits at once, besides weights, gradients and
+    """Return the bytes of an update of `rows` rows at once, `logits` logits at once, without weights, gradients and
     optimizer state."""
     return sum(_parts(cell, rows, strategy, recompute, logits)) + _saved_copies(cell, strategy, recompute)
 

@@ -22,7 +22,7 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import plain, setting
 
 FULL = "full"
-# The settings that each kind reads, besides `average`, which is resolved into `lengths` or `keep`.
+# The settings that each kind reads, except `average`, which is resolved into `lengths` or `keep`.
 READS: dict[str, tuple[str, ...]] = {
     FULL: (),
     "raptr": ("stages", "lengths", "full_steps", "fixed", "drawn", "scale", "skipped"),

@@ -159,7 +159,7 @@ def digests(folder: Path) -> tuple[str, str]:
 
 
 def pin_of(weights: str, files: str) -> str:
-    """Return the digest of a folder from those of its weights and of its other files."""
+    """Return the digest of a folder from the digests of its weights and of its other files."""
     return hashlib.sha256(f"{weights} {files}".encode()).hexdigest()
 
 

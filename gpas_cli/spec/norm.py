@@ -56,7 +56,7 @@ class Wiring:
     skip, branch: the factors of the two terms of the sum: constants, or learned.
     `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's input,
     ungated, is added to the sum of its last sub-layer.
-    value, first_value: the factors of what attention averages: the layer's own values, and those of layer 1, which are
+    value, first_value: the factors of what attention averages: the layer's own values and layer 1's, which are
     read unless the factor is 0. qkv_norm: queries, keys and values have norms, over each `head` or over the `width` of
     all heads together; `none`: as the family says.
     """
@@ -80,7 +80,7 @@ class Wiring:
 
     @property
     def parts(self) -> tuple[Wiring, Wiring]:
-        """The wiring of attention and that of the feed-forward network."""
+        """The wirings of attention and of the feed-forward network."""
         return self, self.ffn or self
 
 

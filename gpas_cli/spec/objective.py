@@ -91,7 +91,7 @@ class Frame:
 
     @property
     def overhead(self) -> int:
-        """The number of ids of a row besides the text and its continuation."""
+        """The number of ids of a row that belong neither to the text nor to its continuation."""
         return len(self.before) + 2 * len(self.after)
 
 
@@ -242,7 +242,7 @@ class Spans(Objective):
 
     @property
     def overhead(self) -> int:
-        """The number of ids of a row besides its tokens and sentinels: the end token, and the mode."""
+        """The number of ids of a row that are neither tokens nor sentinels: the end token and the mode."""
         return 1 + self.modes
 
     def frame(self, vocab: int) -> Frame | None:

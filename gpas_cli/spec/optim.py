@@ -51,7 +51,7 @@ class OptimizerKind:
 
     constructor: "module:function"; the function takes the network and the recipe (`Optim`) and returns a
         torch.optim.Optimizer over every trainable parameter.
-    settings: the fields of `Optim` that it reads, besides those that every optimizer reads. Settings that only other
+    settings: the fields of `Optim` that it reads and not every other optimizer does. Settings that only other
         optimizers read cannot change the result: cells are keyed with their defaults.
     parameters: the dataclass of its own settings, which a recipe has only with this optimizer.
     tensors: its state tensors, e.g. running averages.
@@ -201,7 +201,7 @@ class _Linear(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class _Constant(Schedule):
-    """The peak rate to the end."""
+    """Constant at the peak rate."""
 
     reads_min_ratio = False
 

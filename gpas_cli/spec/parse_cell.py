@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
+from gpas_cli.extension import missing
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
 from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
-from gpas_cli.spec.extensions import missing
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
 from gpas_cli.spec.network import RETIRED, Network

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pkgutil
 import sys
 import traceback
 import typing
@@ -23,8 +24,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from gpas_cli.errors import InvalidExperiments, Problem
-from gpas_cli.spec import extensions, parse
+from gpas_cli import extension
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem
+from gpas_cli.spec import parse
 from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
@@ -70,11 +72,18 @@ def installed() -> Plugin:
     """Return what the extensions of installed packages declare. Raises GpasError if some of it is unusable."""
     schemes: dict[str, type[Scheme]] = {}
     kinds: dict[str, StageKind] = {}
-    for package, one in extensions.installed().items():
+    for package, one in extension.installed().items():
         origin = PluginOrigin(package)
-        schemes |= _with_origin(one.schemes, origin)
-        kinds |= _kinds_with_origin({kind.name: kind for kind in one.stages}, origin)
+        schemes |= _with_origin({name: _resolved(place, package) for name, place in one.schemes.items()}, origin)
+        kinds |= _kinds_with_origin({name: _resolved(place, package) for name, place in one.stages.items()}, origin)
     return Plugin(schemes, kinds)
+
+
+def _resolved(place: str, package: str) -> Any:
+    try:
+        return pkgutil.resolve_name(place)
+    except Exception as error:
+        raise GpasError(f"{place} of {package} cannot be loaded: {_described(error)}") from error
 
 
 def _run(name: str, source: str) -> ModuleType:

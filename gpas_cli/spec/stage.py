@@ -33,7 +33,7 @@ from gpas_cli.words import fixed
 
 PRETRAIN = "pretrain"
 _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
-# The fields of a cell that pretraining reads besides the network.
+# The fields of a cell that pretraining reads, apart from the network.
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "dropout", "precision", "seed")
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read

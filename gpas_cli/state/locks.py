@@ -15,7 +15,8 @@ from pathlib import Path
 from gpas_cli import file_systems, files
 from gpas_cli.errors import GpasError
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # the last from some of FUSE
+# The last one comes from some FUSE file systems.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Lock(Enum):

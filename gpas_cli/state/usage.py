@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
 
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.structure import HIDDEN
 
 _GPU_HOURS = "GPU-hours"
 _CORE_HOURS = "core-hours"
 _LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
 
 
-class HoursJson(TypedDict):
-    """Hours of devices: of GPUs, or of cores where no GPU was used."""
-
-    gpu_hours: float
-    core_hours: float
-
-
 @dataclass(frozen=True)
 class Usage:
-    """The usage of attempts: wall-clock seconds, and GPU-hours, or core-hours of attempts without a GPU."""
+    """The usage of attempts: hours of GPUs, or of cores where no GPU was used."""
 
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=HIDDEN)  # on the clock
     gpu_hours: float = 0.0
     core_hours: float = 0.0
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.spec.extensions import installed, stage_kinds
+from gpas_cli.extension import installed
+from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state import locks
 from gpas_cli.state.claims import LOCAL, SILENCE_SECONDS, SLURM, Claim, folder, is_of_this_host, read_claim

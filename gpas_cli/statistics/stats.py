@@ -13,6 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, linear_regression
+from typing import Annotated
+
+from gpas_cli.structure import Number
 
 _GAUSSIAN = NormalDist()
 _MOST_PAIRS = 10_000  # a test that needs more is said never to decide
@@ -22,10 +25,10 @@ ROUNDING = 1e-9  # numbers that differ by less, relative to the compared ones, a
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The mean of n numbers. `std` is the sample standard deviation (n - 1): 0 of equal numbers, None of one."""
+    """The mean of n numbers."""
 
-    mean: float
-    std: float | None
+    mean: Number
+    std: Annotated[Number | None, "sample standard deviation (n - 1): 0 of equal numbers, null of a single one"]
     n: int
 
 
@@ -33,17 +36,17 @@ class Aggregate:
 class Paired:
     """Differences own - base over the seeds that both have.
 
-    `lower` and `higher` count the seeds in which own is lower or higher. `t` and the two-sided `p` of the paired t test
-    are None with fewer than two pairs, or when all differences are equal up to rounding or one is not a number.
+    `t` and `p` of the paired t test are None with fewer than two pairs, or when all differences are equal up to
+    rounding or one is not a number.
     """
 
-    mean: float
-    std: float | None
-    n: int
-    lower: int
-    higher: int
-    t: float | None
-    p: float | None
+    mean: Number
+    std: Number | None
+    n: Annotated[int, "pairs"]
+    lower: Annotated[int, "pairs with a lower number than the base"]
+    higher: Annotated[int, "pairs with a higher number than the base"]
+    t: Annotated[Number | None, "Student's t of the paired differences"]
+    p: Annotated[Number | None, "its two-sided p value"]
 
 
 def same(a: float, b: float, scale: float = 0.0) -> bool:
@@ -52,7 +55,7 @@ def same(a: float, b: float, scale: float = 0.0) -> bool:
 
 
 def unit(largest: float) -> float:
-    """Return a power of two of the size of `largest`: to divide by it rounds nothing, and squares do not overflow."""
+    """Return the power of two next to `largest`: dividing by it rounds nothing, and squares do not overflow."""
     return math.ldexp(1.0, math.frexp(largest)[1] - 1)
 
 
@@ -259,7 +262,7 @@ def better(points: Sequence[tuple[float, float]]) -> Growth | None:
 
 
 def exponential_evidence(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the AIC of the power law minus that of the exponential: positive if the exponential fits better."""
+    """Return the AIC of the power law minus the exponential's: positive if the exponential fits better."""
     found = growth(points)
     return found[0].aic - found[1].aic if found else None
 

@@ -20,6 +20,7 @@ from gpas_cli.store.projection import Changes, integer, number, project_events, 
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
+from gpas_cli.structure import plain
 
 _PLACES = {"curve": ("step",), "layer_curve": ("step", "layer")}  # the columns that place a point on its curve
 # Made once: building a statement costs more than running it.
@@ -223,7 +224,7 @@ def _row_of(attempt: AttemptDir, asked: AttemptRecord) -> dict[str, Any]:
         known = {"created": number(asked.created), "code": string(asked.code), "threads": integer(asked.threads)}
     except ValueError as error:
         raise Unreadable(f"{attempt.attempt_path}: {error}") from error
-    axes = journal.plain(asked.axes)
+    axes = plain(asked.axes)
     unknown: dict[str, Any] = {column.name: None for column in inspect(AttemptRow).columns if column.name != "id"}
     named = {"grid": string(asked.grid), "name": string(asked.name), "executor": string(asked.executor)}
     place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative, "axes": axes}
@@ -232,7 +233,7 @@ def _row_of(attempt: AttemptDir, asked: AttemptRecord) -> dict[str, Any]:
 
 def _put_stage(connection: Connection, key: str, asked: AttemptRecord) -> None:
     # JSON in a database has no Infinity, although Python reads it.
-    facts = journal.plain({"parents": asked.parents, "cell": asked.cell})
+    facts = plain({"parents": asked.parents, "cell": asked.cell})
     stage = {"kind": string(asked.stage), **facts}
     if connection.execute(update(StageRow).where(StageRow.key == key).values(stage)).rowcount == 0:
         connection.execute(insert(StageRow), stage | {"key": key})

@@ -12,7 +12,6 @@ JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", w
 
 import errno
 import json
-import math
 import os
 import re
 import time
@@ -41,6 +40,7 @@ from gpas_cli.events import (
     fields_of,
 )  # fmt: skip
 from gpas_cli.files import open_descriptor, open_regular, read_regular
+from gpas_cli.structure import plain
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
 _EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
@@ -313,23 +313,6 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """Return `value` for JSON: non-finite floats and paths as strings, tuples as lists, array scalars as numbers."""
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "item"):  # numpy and torch scalars, without importing either
-        return plain(value.item())
-    raise TypeError(f"a journal cannot hold {type(value).__name__}: {value!r}")
 
 
 def _raw_lines(data: bytes) -> list[bytes]:

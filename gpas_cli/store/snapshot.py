@@ -23,9 +23,9 @@ from pathlib import Path
 
 import gpas_cli
 from gpas_cli.errors import GpasError
+from gpas_cli.extension import IN_WHEEL, folder_of
 from gpas_cli.files import digest_of
 from gpas_cli.project import packaged
-from gpas_cli.spec.extensions import IN_WHEEL, folder_of
 from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"

@@ -25,11 +25,13 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining, LayerSelection
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
+from gpas_cli.train.matmul import MatmulChoice, choose_matmul
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World, choose_layout
-from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, choose_matmul
+from gpas_cli.train.precision import Precision
 
 _WORDS = {
     "device": "the device",
@@ -67,7 +69,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     """Return, by field of `Rounding`, what differs between the updates up to `step` and those after it, in words.
 
     A field that one of them lacks, as in a checkpoint of an earlier version, counts as equal; all of these had
-    deterministic kernels. Kernels that are not differ from those of an uninterrupted run, whichever were used before.
+    deterministic kernels. Other kernels differ from an uninterrupted run's, whichever were used before.
     """
     before = {"deterministic": True, **before} if step else before
     return {
@@ -219,7 +221,7 @@ def load_trained(cell: Cell, trained: Path | Sequence[Path], world: World = ALON
     """Return the network of `trained`, a checkpoint of the cell's last training stage, whole in every process.
 
     Of several checkpoints the network has the mean of their weights, summed in float64 and rounded once, and the
-    position is that of the last one. Collective. Raises DamagedCheckpoint if it is damaged or belongs to another stage.
+    position is the last one's. Collective. Raises DamagedCheckpoint if it is damaged or belongs to another stage.
     """
     precision = Precision(cell.trained_precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)

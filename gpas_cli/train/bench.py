@@ -22,8 +22,8 @@ from gpas_cli.spec.cost import USABLE_FRACTION, state_bytes, whole_flops_per_tok
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import choose_device
 from gpas_cli.words import byte_size
 
 # About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.

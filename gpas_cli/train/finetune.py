@@ -20,10 +20,11 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import LayerSelection, freeze_gates
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import World
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, record_verified, run_training
 
 _KIND = "finetune"

@@ -236,7 +236,7 @@ def micro_batches(
     """Yield this process's rows of each micro-batch, and the divisor of their summed loss: the number of targets in the
     `mean_rows` rows that they belong to (all rows if 0), over all processes, times the number of such means.
 
-    targets: (rows, time), of all processes. If the number of means is a multiple of that of the processes, each process
+    targets: (rows, time), of all processes. If the number of means is a multiple of the number of processes, each one
     has whole means, as in the reference; else process r has rows r, r + size, ... of each mean. All processes get the
     same number of micro-batches, as sharded networks need: a process without rows left gets one row with an infinite
     divisor, which contributes nothing.
@@ -263,7 +263,7 @@ class Loop:
     """The state of one training: network, optimizer, batches, and the position reached.
 
     `selection`: the layers that train in each update, None if all parameters that have gradients do. `depth`: the
-    layers that each update applies, None if it applies all. `dropout`: its rate, and `seed` that of its masks.
+    layers that each update applies, None if it applies all. `dropout`: its rate; `seed`: of its masks.
     `row_length`: the tokens of the rows that `micro_batch` counts, where batches differ in width; 0 elsewhere.
     """
 
@@ -305,7 +305,8 @@ class Loop:
         held = tuple(p.grad is not None for p in self._parameters)
         gradients = GradientNorms(self.network, held, norms, rows, batch.inputs[:, 0].copy())
         set_learning_rate(self.optimizer, rate)
-        # This waits for the device, as torch.amp.GradScaler does. Without a scale, the observer waits once for many.
+        # This waits for the device, as torch.amp.GradScaler does. Without loss scaling, the observer
+        # synchronises once per several updates.
         finite = scale is None or not self.layout.world.any(not norm.isfinite())
         skipped = scale is not None and scale.value > 1 and not finite
         if not skipped:

@@ -20,10 +20,13 @@ from torch import Tensor, library
 
 from gpas_cli.data.loader import IGNORED, Batch, Draw, lengths_needed
 from gpas_cli.errors import first_line
-from gpas_cli.model.attention import Dropout, Packing, Visible, has_ragged
+from gpas_cli.model.attention import Visible
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.dtensors import to_device
 from gpas_cli.model.layers import aligned_rows
 from gpas_cli.model.llama import LanguageModel
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.ragged import has_ragged
 from gpas_cli.spec.cost import GPU_LOGITS
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.train.precision import Precision
@@ -145,7 +148,7 @@ class DeviceRows:
         prefix: NDArray[np.int64] | None = None,
         starts: NDArray[np.bool_] | None = None,
     ) -> DeviceRows:
-        """Return the rows of (rows, time) arrays of token ids on `device`; `prefix` and `starts` are those of `Batch`.
+        """Return the rows of (rows, time) arrays of token ids on `device`; `prefix` and `starts`: as in `Batch`.
 
         With `starts` every document, or the part of it in a row, is a row of the packing.
         """
@@ -178,7 +181,7 @@ class DeviceRows:
         keys = _move(drawn.astype(np.uint32).view(np.int32), self.inputs.device)
         if self.packing is not None:
             keys = keys.reshape(1, -1)
-            # Only rows with padding have fewer tokens than places; a packing of documents counts those of documents.
+            # Only rows with padding have fewer tokens than places; a packing of documents counts its documents' tokens.
             keys = keys if keys.numel() == self.inputs.numel() else keys.index_select(1, self.packing.index)
         return replace(self, dropout=Dropout(rate, keys, words))
 
@@ -267,7 +270,7 @@ def logits_at_once(device: torch.device) -> int:
 class _LinearCrossEntropy(torch.autograd.Function):
     """The sum over tokens of -log softmax(W h)[target] / divisor, in chunks of tokens.
 
-    Gradients, those of the z-loss included, are computed in the forward pass, while the logits of a chunk exist.
+    Gradients, the z-loss's included, are computed in the forward pass, while the logits of a chunk exist.
     hidden: (n, d); head: (vocab, d); targets: (n,).
     """
 
@@ -400,7 +403,7 @@ _agreed: dict[str, Mapping[str, bool]] = {}  # type of device -> whether each ke
 
 
 def use_kernels(device: torch.device, used: Mapping[str, bool]) -> None:
-    """Use on such devices, in this process from now on, those of the KERNELS that are `used`, without a test."""
+    """Use these KERNELS on such devices, in this process from now on, without a test."""
     _agreed[device.type] = used
 
 

@@ -83,9 +83,9 @@ def _gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> tuple[Tensor, Tensor]:
-    """Clip the gradients of all `parameters` of a network in place; `gates` are those of its gates.
+    """Clip the gradients of all `parameters` of a network in place; `gates`: the gates' parameters.
 
-    Return the joint norm of all gradients before clipping, shape (), and that of each gradient, as `joint_norm`.
+    Return the joint norm of all gradients before clipping, shape (), and the norm of each, as `joint_norm` does.
     """
     norm, norms = joint_norm(p.grad for p in parameters if p.grad is not None)
     if spec.clip > 0 and spec.clip_over == "all":
@@ -146,7 +146,7 @@ def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
 class _MuonAndAdam(_Optimizer):
     """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded.
 
-    The update of a matrix is that of torch.optim.Muon, which takes one matrix after the other: 84 at 71M, in 1,260
+    A matrix is updated as by torch.optim.Muon, which takes one matrix after the other: 84 at 71M, in 1,260
     products instead of 45. Without `nesterov` torch's also divides averages in bfloat16 by their norm; here they stay.
     """
 
@@ -204,7 +204,7 @@ class _MuonAndAdam(_Optimizer):
 def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     """Return the Newton-Schulz iterates of matrices, shape (matrices, rows, columns), in their dtype (Jordan 2024).
 
-    The coefficients are those of torch.optim.Muon. In bfloat16 on a CPU the bits are the same for one matrix as in a
+    The coefficients are torch.optim.Muon's. In bfloat16 on a CPU the bits are the same for one matrix as in a
     batch; a GPU may choose another kernel, but the batches depend only on which matrices have gradients.
     """
     tall = matrices.shape[1] > matrices.shape[2]

@@ -72,7 +72,7 @@ class World:
         return tensor
 
     def max(self, number: int) -> int:
-        """Return the largest `number` of any process. Runs on the CPU, without waiting for the device."""
+        """Return the maximum of `number` over all processes. Runs on the CPU, without waiting for the device."""
         if self.alone:
             return number
         tensor = torch.tensor(number)

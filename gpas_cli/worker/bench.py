@@ -16,7 +16,7 @@ from gpas_cli.structure import from_mapping
 def _run(asked: BenchRequest) -> dict[str, Any]:
     """Return the fields of `train.bench.Speed` for a cell, and the type of the device that measured it."""
     from gpas_cli.train.bench import measure
-    from gpas_cli.train.precision import choose_device, make_deterministic, use_expandable_segments
+    from gpas_cli.train.device import choose_device, make_deterministic, use_expandable_segments
 
     make_deterministic(asked.threads)
     use_expandable_segments()

@@ -30,8 +30,8 @@ from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, Author
 from gpas_cli.store.rundir import create_attempt, stage_dir
 from gpas_cli.store.snapshot import current_code, git_facts
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.precision import choose_device
 from gpas_cli.worker.environment import started
 from gpas_cli.worker.job import StopFlag
 from gpas_cli.worker.stages.context import StageContext

@@ -79,7 +79,7 @@ def main(directory: Path, *, rank: bool = False) -> int:
 def _run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     """Run the attempt in `directory` to its outcome, as the process `here` of it, and return the exit code.
 
-    An exception becomes the outcome. If the journal cannot be opened, the exit code is that of an interruption.
+    An exception becomes the outcome. If the journal cannot be opened, the exit code stands for an interruption.
     """
     try:
         run = _AttemptProcess(AttemptDir(directory), here)
@@ -171,8 +171,8 @@ def _run_stage(run: _AttemptProcess) -> Outcome:
 
         return tokenise(run.attempt, run.emit, run.flag.outcome)
     with _without_collections():
+        from gpas_cli.train.device import make_deterministic, missing_gpus, node_name, use_expandable_segments
         from gpas_cli.train.parallel import World, joined
-        from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name, use_expandable_segments
     resources = run.attempt.resources
     if missing := missing_gpus(int(os.environ.get(ranks.GPUS) or resources.gpus)):
         print(missing, file=sys.stderr)
@@ -205,7 +205,7 @@ def _started(run: _AttemptProcess, cell: Cell) -> Started:
     import torch
 
     from gpas_cli.model.llama import build
-    from gpas_cli.train.precision import choose_device
+    from gpas_cli.train.device import choose_device
     from gpas_cli.worker.environment import started
 
     device = choose_device()

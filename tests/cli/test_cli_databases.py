@@ -72,7 +72,7 @@ READERS = {
 OTHERS = {
     *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
     *("cancel", "retry", "rerun", "forget"),
-    *("theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
+    *("theory bounds", "theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }
 FRAMES: dict[str, tuple[str, ...]] = {  # of the notebook's interface, with the arguments of each

@@ -55,7 +55,7 @@ def test_commands_work_without_torch(project: Path) -> None:
     ]  # fmt: skip
     paths = [project / "block", REPOSITORY, REPOSITORY / "tests"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    words = [sys.executable, "-c", ALL, json.dumps([*commands, ["explain", "mix-gpas-s1", "--bounds"]])]
+    words = [sys.executable, "-c", ALL, json.dumps([*commands, ["theory", "bounds", "mix-gpas-s1"]])]
     done = subprocess.run(words, cwd=project / "here", env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr  # of the last command alone
     assert "torch is not installed here" in done.stderr

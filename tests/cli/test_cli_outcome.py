@@ -6,6 +6,7 @@ import pytest
 from face import Face
 
 from gpas_cli.cli import running
+from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.errors import Exit
 
 ONE = ("--where", "norm=pre", "--where", "gate=none", "--executor", "local")
@@ -45,8 +46,11 @@ def test_text_from_files_is_never_passed_to_a_shell(face: Face) -> None:
     command = 'cat > document.json; echo "$GPAS_SUMMARY" > line.txt'
     face("run", "small", *ONE, "--notify", command, expect=Exit.FAILED)
     assert hostile in (face.folder / "document.json").read_text()
-    cell = {"grid": hostile, "state": "done"}
-    document = {"counts": {"done": 1}, "cells": [cell]}
+    name = CellNameJson(key="0" * 16, grid=hostile, name="x")
+    cell = running._RunCellJson(
+        cell=name, state="done", skipped=False, reason="", attempt=1, directory=None, metrics={}
+    )  # fmt: skip
+    document = running.RunJson(exit_code=0, counts={"done": 1}, cells=[cell], submitted=None)
     running.run_notify(command, document, running.one_line(document))
     assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
     assert not (face.folder / "broken").exists()

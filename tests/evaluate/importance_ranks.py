@@ -23,9 +23,9 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World, joined
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import prepare_text
 
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()

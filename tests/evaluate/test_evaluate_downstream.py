@@ -297,7 +297,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
     "the answer is no choice": ("", "", "'answer4' is not one of answer1, answer2, answer3"),
     "more choices than named": ("answer1/answer2/answer3", "answer1/answer2", "are answer1, answer2, answer3, not"),
     "fewer choices than named": ("Answer3: ", "", "are answer1, answer2, not answer1, answer2, answer3"),
-    "no answer format": ("\n\nAnswer format: answer1/answer2/answer3", "", "has 0 times 'Answer format:'"),
+    "no answer format": ("\n\nAnswer format: answer1/answer2/answer3", "", "has 'Answer format:' 0 times"),
     "the format in a choice": ("Answer3: ", "Answer3: yes.Answer format: ", "a choice contains 'Answer format:'"),
     "another head": ("Please choose the correct answer to the question: ", "Q: ", "does not begin with 'Please"),
 }
@@ -325,7 +325,7 @@ def test_the_records_of_another_task_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_two_kinds_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", [*json.loads(real("arc_easy").read_text()), ARC])
-    with pytest.raises(DataError, match=r"own\.jsonl:4: record 4: only one of this and the first record"):
+    with pytest.raises(DataError, match=r"own\.jsonl:4: record 4: this record and the first one are of"):
         import_task(path, "arc_easy", tmp_path)
 
 

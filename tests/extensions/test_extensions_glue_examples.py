@@ -16,8 +16,9 @@ from pyarrow import parquet
 from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.errors import DataError
-from gpas_cli.extensions.glue import HUB, REVISION, Glue, examples
+from gpas_cli.extensions.glue import examples
 from gpas_cli.extensions.glue.examples import TaskRows, prepare_task, unreadable_reason
+from gpas_cli.extensions.glue.stage import HUB, REVISION, Glue
 
 # Among the first records of the training splits of nyu-mll/glue, with its columns (MNLI: Williams et al. 2018, OANC
 # licence and others; QNLI from SQuAD: Rajpurkar et al. 2016, CC BY-SA 4.0; SST-2: Socher et al. 2013).

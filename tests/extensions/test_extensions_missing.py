@@ -10,24 +10,19 @@ import pytest
 from attempts import attempt_at
 from face import Face, gpas, tiny
 
+from gpas_cli import extension
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Outcome, Started
+from gpas_cli.extension import IN_WHEEL
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.spec import extensions
 from gpas_cli.spec.parse_cell import cell_from
 
-CACHES = (
-    extensions.extensions,
-    extensions.absent,
-    extensions.stage_kinds,
-    extensions.metrics,
-    extensions.measured_columns,
-)
-
-
-HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in extensions.IN_WHEEL}
+CACHES = [getattr(extension, name) for name in ("extensions", "absent")]
+CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns")]
+HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL}
 
 
 def forget() -> None:
@@ -52,7 +47,7 @@ def found_again(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=extensions.IN_WHEEL)
+@pytest.fixture(params=IN_WHEEL)
 def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of an extension that cannot be imported within the test."""
     with replaced(request.param, None):
@@ -60,13 +55,13 @@ def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_what_an_extension_brings_is_what_the_table_says() -> None:
-    for name, one in extensions.extensions().items():
+    for name, one in extension.extensions().items():
         assert one.name == name
-        assert {*(kind.name for kind in one.stages)} == {*extensions.IN_WHEEL[name]}
+        assert {*one.stages, *one.commands, *one.curves} == {*IN_WHEEL[name]}
 
 
 def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
-    for setting in extensions.IN_WHEEL[hidden]:
+    for setting in HEADS[hidden].EXTENSION.stages:
         whole = cell_from({"size": "71m", "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2}}).to_mapping()
         assert setting not in whole
         assert cell_from({**whole, setting: None}) == cell_from(whole)
@@ -94,6 +89,7 @@ def declared(section: str, value: str) -> str:
     )
 
 
+@pytest.mark.parametrize("hidden", USES, indirect=True)
 def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
     section, metrics = USES[hidden]
     metric, value = next((name.partition("/")[0], value) for name, value in metrics.items())
@@ -128,3 +124,11 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
     assert [entry.key for entry in expand(experiments, experiments.available)] == [
         entry.key for entry in whole if entry.grid not in needed
     ]
+
+
+@pytest.mark.parametrize("hidden", ["theory"], indirect=True)
+def test_a_missing_command_is_named(face: Face, hidden: str) -> None:
+    assert "theory" not in face("--help").out
+    said = face("theory", "depth", "pre-none-s1", expect=2).err
+    assert "the command 'theory' needs the extension theory, which this installation does not have" in said
+    assert "theory" not in face("schema").out

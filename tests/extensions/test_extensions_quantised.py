@@ -16,8 +16,8 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Score
-from gpas_cli.extensions.quantised import EXTENSION, PERPLEXITY, RISE
 from gpas_cli.extensions.quantised.rounding import measure_quantised, quantised, rounded
+from gpas_cli.extensions.quantised.stage import PERPLEXITY, QUANTISED, RISE
 from gpas_cli.model.fold import fold
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.train.assemble import load_trained
@@ -178,4 +178,4 @@ def test_the_order_of_the_bits_does_not_count() -> None:
 
 
 def test_the_metrics_by_bits_are_those_of_the_stage() -> None:
-    assert [metric.name for metric in EXTENSION.stages[0].metrics] == [PERPLEXITY, RISE]
+    assert [metric.name for metric in QUANTISED.metrics] == [PERPLEXITY, RISE]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.blocks import Removed, own_blocks
-from gpas_cli.model.attention import Visible, rotate
+from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Block, Llama, build
+from gpas_cli.model.rope import rotate
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.model import FAMILIES, FFNS, SIZES

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.model import attention, layers
-from gpas_cli.model.attention import has_ragged, ragged_attention, suits_ragged
+from gpas_cli.model import attention, layers, ragged
 from gpas_cli.model.layers import _with_inputs, aligned_output, aligned_rows
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.ragged import has_ragged, ragged_attention, suits_ragged
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train import loss as loss_module
 from gpas_cli.train.compiling import compile_layers
@@ -181,7 +181,7 @@ def test_attention_on_stream_and_rows(family: dict[str, object], kind: str, requ
 
 def test_the_kernel_has_the_shapes_that_attention_expects() -> None:
     """Without a GPU: on fake tensors of one."""
-    assert attention._in_torch()
+    assert ragged._in_torch()
     with FakeTensorMode():
         stream = [torch.empty(20, 2, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         bounds = torch.empty(5, device="cuda", dtype=torch.int32)
@@ -219,7 +219,7 @@ def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatc
     def fail(device: torch.device) -> float:
         raise RuntimeError("no kernel for this GPU")
 
-    monkeypatch.setattr(attention, "_in_torch", lambda: True)
+    monkeypatch.setattr(ragged, "_in_torch", lambda: True)
 
     def fail_without_message(device: torch.device) -> float:
         raise AssertionError
@@ -227,31 +227,31 @@ def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatc
     cases = [(fail, "no kernel for this GPU"), (fail_without_message, "AssertionError")]
     for error, message in [*cases, (lambda device: 0.3, "off by 0.3"), (lambda device: np.nan, "off by nan")]:
         has_ragged.cache_clear()
-        monkeypatch.setattr(attention, "_error", error)
+        monkeypatch.setattr(ragged, "_error", error)
         with pytest.warns(UserWarning, match=message):
             assert not has_ragged(gpu)
     has_ragged.cache_clear()
-    monkeypatch.setattr(attention, "_error", lambda device: 0.001)
+    monkeypatch.setattr(ragged, "_error", lambda device: 0.001)
     assert has_ragged(gpu)
     has_ragged.cache_clear()
 
 
 def test_the_check_of_the_kernel_compares_outputs_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "ragged_attention", by_rows)
-    assert attention._error(CPU) < attention.TOLERANCE
+    monkeypatch.setattr(ragged, "ragged_attention", by_rows)
+    assert ragged._error(CPU) < ragged.TOLERANCE
     with torch.no_grad():  # as in an evaluation
-        assert attention._error(CPU) < attention.TOLERANCE
+        assert ragged._error(CPU) < ragged.TOLERANCE
     monkeypatch.setattr(
-        attention, "ragged_attention", lambda q, k, v, bounds, longest: by_rows(q, k, v.detach(), bounds, 64)
+        ragged, "ragged_attention", lambda q, k, v, bounds, longest: by_rows(q, k, v.detach(), bounds, 64)
     )
-    assert attention._error(CPU) > attention.TOLERANCE
+    assert ragged._error(CPU) > ragged.TOLERANCE
 
     def no_numbers(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
         v.register_hook(lambda gradient: gradient * torch.nan)
         return by_rows(q, k, v, bounds, longest)
 
-    monkeypatch.setattr(attention, "ragged_attention", no_numbers)
-    assert np.isnan(attention._error(CPU))
+    monkeypatch.setattr(ragged, "ragged_attention", no_numbers)
+    assert np.isnan(ragged._error(CPU))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")

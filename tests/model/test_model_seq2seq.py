@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import GpasError
-from gpas_cli.model.attention import Dropout, Visible
+from gpas_cli.model.attention import Visible
 from gpas_cli.model.decoding import CachedReader
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.export import pegasus_files, pegasus_weights
 from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate

@@ -21,7 +21,7 @@ from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.plan.texts import Texts, how_far, with_texts
 from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm.client import Job
+from gpas_cli.schedule.slurm.job import Job
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state.status import CellStatus, Progress, StageStatus

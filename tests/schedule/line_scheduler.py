@@ -20,6 +20,7 @@ from forking import Forked
 from launching import until
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extension import Extension
 from gpas_cli.files import replace_file
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
@@ -36,7 +37,6 @@ from gpas_cli.schedule.scheduler import (
     reason_of,
     summarise,
 )
-from gpas_cli.spec.extensions import Extension
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path

@@ -14,8 +14,8 @@ from launching import until
 
 from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import installed
 from gpas_cli.schedule.scheduler import choose
-from gpas_cli.spec.extensions import installed
 from gpas_cli.state.claims import claim_path
 from gpas_cli.store.rundir import write_json
 

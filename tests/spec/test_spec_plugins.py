@@ -151,8 +151,8 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
 
 
 HEAD = """
-from gpas_cli.spec.extensions import Extension
-EXTENSION = Extension(name="weighted", about="weights", schemes={"weighted": Weighted})
+from gpas_cli.extension import Extension
+EXTENSION = Extension(name="weighted", about="weights", schemes={"weighted": "stranger:Weighted"})
 """
 
 

@@ -13,7 +13,6 @@ import pytest
 from attempts import make_attempt, write_events
 from launching import entry, key, kill, until
 
-from gpas_cli.documents import filled
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.state import cancellation, locks
@@ -23,9 +22,10 @@ from gpas_cli.state.claim_set import ClaimSet
 from gpas_cli.state.claims import SILENCE_SECONDS, Claim, Submitter, claim_path, read_claim, release_claim, write_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
-from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, HoursJson, Usage, usage_of
+from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, Usage, usage_of
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import stage_dir
+from gpas_cli.structure import plain
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key(entry(seed=seed)) for seed in range(40)]
@@ -273,4 +273,4 @@ def test_the_unit_is_that_of_the_devices() -> None:
     on_cores = usage_of(1800, ["cpu-0", "cpu-1", "cpu-2"])
     assert on_gpus.unit == (on_gpus + on_cores).unit == _GPU_HOURS
     assert on_cores.unit == NOTHING.unit == _CORE_HOURS
-    assert filled(HoursJson, on_gpus + on_cores) == {"gpu_hours": 1.0, "core_hours": 1.5}
+    assert plain(on_gpus + on_cores) == {"gpu_hours": 1.0, "core_hours": 1.5}

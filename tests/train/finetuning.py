@@ -20,9 +20,9 @@ from gpas_cli.events import Event, Outcome, fields_of
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.finetune import finetune
 from gpas_cli.train.parallel import World, joined
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
 LAYERS = 5

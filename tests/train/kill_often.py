@@ -10,7 +10,7 @@ from typing import Any
 from gpas_cli.events import Event, Step
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.train.precision import make_deterministic
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
 CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_every=3)

@@ -29,10 +29,10 @@ from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.depth import DepthTraining
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.optim import make_adam, set_learning_rate
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.precision import make_deterministic
 
 TINY = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 19}
 KEY = "0123456789abcdef"

@@ -16,7 +16,7 @@ from marks import release_but
 from together import run, text
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.model import attention, layers
+from gpas_cli.model import layers, packing
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import stream_statistics
 from gpas_cli.spec.gate import _SITES
@@ -282,8 +282,8 @@ def test_no_function_of_a_compiled_layer_ends_with_an_idle_cast(inputs: torch.dt
     functions: list[Callable[[SimpleNamespace], torch.Tensor]] = [
         lambda ctx: layers._Normed.forward(ctx, x, weight, 1e-6),
         lambda ctx: layers._GatedDown.forward(ctx, x, x, down, None),
-        lambda ctx: attention._Spread.forward(ctx, x[0], index, index),
-        lambda ctx: attention._Join.forward(ctx, x[0], index, index, index[:, None] >= 0),
+        lambda ctx: packing._Spread.forward(ctx, x[0], index, index),
+        lambda ctx: packing._Join.forward(ctx, x[0], index, index, index[:, None] >= 0),
     ]
     for forward in functions:
         with IdleCasts() as casts:

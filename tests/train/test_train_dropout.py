@@ -16,7 +16,7 @@ from torch import Tensor
 from gpas_cli.data.loader import IGNORED, Batch, CausalReader, Draw
 from gpas_cli.data.objective import untokenised_reader
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.attention import Dropout
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES

@@ -25,10 +25,11 @@ from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.depth import LayerSelection, _drawn_layers, freeze_gates
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import World
-from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.precision import Precision
 
 
 @pytest.fixture(scope="module")

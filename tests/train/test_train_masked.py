@@ -21,10 +21,11 @@ from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train.assemble import load_trained
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.training import RunPaths
 
 STEPS = 12

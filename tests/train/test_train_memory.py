@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.attention import Dropout
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
@@ -31,10 +31,11 @@ from gpas_cli.train import assemble, loop
 from gpas_cli.train import loss as loss_module
 from gpas_cli.train.assemble import _free_bytes, micro_batch_rows
 from gpas_cli.train.bench import SyntheticBatches, require_fit
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, ParallelLayout, World, _recompute, _shard, choose_layout
-from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.precision import Precision
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)

@@ -35,10 +35,11 @@ from gpas_cli.train import checkpoint, optim
 from gpas_cli.train import evaluate as room
 from gpas_cli.train import loop as loop_module
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.evaluate import evaluate, validation_rows
 from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, orthogonalised, set_learning_rate
-from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 8

@@ -21,10 +21,11 @@ from gpas_cli.model.layers import RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.train import checkpoint, parallel
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, GradientSum, ParallelLayout, World
-from gpas_cli.train.precision import Precision, make_deterministic
+from gpas_cli.train.precision import Precision
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 280}
 DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 150}

@@ -24,8 +24,8 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint, loop, training
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import Update
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 13

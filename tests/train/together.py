@@ -147,8 +147,8 @@ def main(size: int, meeting: str, cases: Path) -> None:
     import torch._dynamo  # as FSDP and optimizers do
     import torch.distributed.fsdp  # noqa: F401
 
+    from gpas_cli.train.device import make_deterministic
     from gpas_cli.train.parallel import World, joined
-    from gpas_cli.train.precision import make_deterministic
 
     root, listed = cases.parent, json.loads(cases.read_text())
     for name, function, arguments in (case for case in listed if len(case) == 3):

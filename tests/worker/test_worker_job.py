@@ -24,7 +24,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, conclude
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import write_json
-from gpas_cli.train.precision import missing_gpus
+from gpas_cli.train.device import missing_gpus
 from gpas_cli.worker.environment import _VARIABLES, environment
 from gpas_cli.worker.ranks import RankEnv, _first_host, place
 

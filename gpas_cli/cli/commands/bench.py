@@ -1,6 +1,7 @@
 """`gpas bench`: measure how fast cells train on this machine."""
 
-from typing import Annotated, Any, TypedDict, cast
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,34 +14,35 @@ from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.schedule.local.benchmark import Bench
 from gpas_cli.schedule.local.benchmark import bench as measure
+from gpas_cli.structure import Document
 from gpas_cli.words import byte_size
 
 
-class _ShapeJson(TypedDict):
+class _ShapeJson(Document):
     """Cells of one shape, and the measurement of one of them."""
 
     cells: int
-    cell: str
-    host: str
-    time: Time
-    shape: list[Any]
     seconds_per_step: float
     tokens_per_second: Annotated[float, "of the process that was measured, without padding"]
-    positions_per_second: Annotated[float, "of all processes, with padding, without communication"]
     flops_per_second: Annotated[float, "of the process that was measured"]
     peak_memory: Annotated[float, "bytes"]
-    micro_batch: Annotated[int, "rows at once"]
     steps: Annotated[int, "updates that were measured"]
-    rows: Annotated[int, "rows of each update that were computed"]
-    processes: Annotated[int, "of the job; one of them was measured"]
-    device: str
+    micro_batch: Annotated[int, "rows at once"]
     gemm: Annotated[str, "how float32 matrix products were computed"]
+    rows: Annotated[int, "rows of each update that were computed"]
+    device: str
+    positions_per_second: Annotated[float, "of all processes, with padding, without communication"]
+    processes: Annotated[int, "of the job; one of them was measured"]
+    shape: Sequence[Any]
+    host: str
+    time: Time
+    cell: str
 
 
 class MeasuredJson(DocumentJson):
     """`gpas bench --json`."""
 
-    shapes: list[_ShapeJson]
+    shapes: Sequence[_ShapeJson]
 
 
 def bench(
@@ -66,8 +68,8 @@ def bench(
         for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
             found.append(one)
     if as_json:
-        shapes = [cast("_ShapeJson", {"cells": one.cells, **one.facts}) for one in found]  # a record of the cache
-        print_json(MeasuredJson(schema=1, shapes=shapes))
+        shapes = [_ShapeJson(cells=one.cells, **one.facts) for one in found]  # a record of the cache
+        print_json(MeasuredJson(shapes=shapes))
     else:
         say(render(found))
 

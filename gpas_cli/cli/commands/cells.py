@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, TypedDict
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,8 +13,8 @@ from gpas_cli.cli.options import AsJson, CellsOrGrids, DryRun, RunOptions, Where
 from gpas_cli.cli.running import finish, run_entries
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
-from gpas_cli.cli.views.states import evidence, once
-from gpas_cli.documents import CellNameJson, DocumentJson, From, StateJson, filled
+from gpas_cli.cli.views.states import CellNameJson, evidence, once
+from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import with_resources
@@ -30,15 +32,17 @@ from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import count, listed
 
 _ASK_ABOVE = 3  # cells
 
 
-class _CancelledCellJson(CellNameJson):
+class _CancelledCellJson(Document):
     """What was done about one cell."""
 
-    state: Annotated[StateJson, From("state.state")]
+    cell: CellNameJson = field(metadata=FLAT)
+    state: StateJson
     asked: Annotated[bool, "whether its job will be stopped or dropped"]
     what: str
 
@@ -46,7 +50,7 @@ class _CancelledCellJson(CellNameJson):
 class CancelledJson(DocumentJson):
     """`gpas cancel --json`: the cells that were queued or running."""
 
-    cells: list[_CancelledCellJson]
+    cells: Sequence[_CancelledCellJson]
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
@@ -78,7 +82,13 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         if job:
             say(f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it")
     if as_json:
-        print_json(filled(CancelledJson, cells=[filled(_CancelledCellJson, one, one.state) for one in results]))
+        cells = [
+            _CancelledCellJson(
+                cell=CellNameJson.of(one.state.entry), state=one.state.state, asked=one.asked, what=one.what
+            )
+            for one in results
+        ]
+        print_json(CancelledJson(cells=cells))
     if not all(one.asked for one in results):
         raise typer.Exit(Exit.INCOMPLETE)
 
@@ -197,17 +207,17 @@ def _undo(entries: Sequence[Entry]) -> None:
         say(f"{name}: keeps its earlier result")
 
 
-class _ForgottenStageJson(TypedDict):
+class _ForgottenStageJson(Document):
     """A stage whose attempts were forgotten, or restored."""
 
     key: str
-    directories: Annotated[list[str], "the folders of its attempts, under their new names"]
+    directories: Annotated[Sequence[Path], "the folders of its attempts, under their new names"]
 
 
 class ForgottenJson(DocumentJson):
     """`gpas forget --json`."""
 
-    stages: list[_ForgottenStageJson]
+    stages: Sequence[_ForgottenStageJson]
 
 
 def forget(
@@ -242,8 +252,10 @@ def forget(
         done = "restored" if undo else "forgotten"
         say(f"{named.get(key, key)}: {done} ({count(len(moved), 'attempt')})")
     if as_json:
-        stages = [{"key": key, "directories": [one.path for one in moved]} for key, moved in folders.items()]
-        print_json(filled(ForgottenJson, stages=stages))
+        stages = [
+            _ForgottenStageJson(key=key, directories=[one.path for one in moved]) for key, moved in folders.items()
+        ]
+        print_json(ForgottenJson(stages=stages))
 
 
 def _key(entry: Entry, kind: str) -> str:

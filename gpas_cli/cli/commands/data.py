@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 from rich.progress import track
@@ -17,73 +17,71 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
-from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
+from gpas_cli.data.shards import CachedCorpus, Totals, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import TextRequirement, requirements
-from gpas_cli.documents import DocumentJson, From, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import byte_size, count
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
 
-class _TotalsJson(TypedDict):
+class _TotalsJson(Document):
     """How much of a split there is."""
 
-    documents: int
-    tokens: int
-    bytes: int
-    final: Annotated[bool, "whether the source has no more"]
+    totals: Totals = field(metadata=FLAT)
     cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null if unknown"]
 
 
-class _PreparedCorpusJson(TypedDict):
+class _PreparedCorpusJson(Document):
     """A corpus that has been tokenised."""
 
     name: Annotated[str, "of a part of a mixture; otherwise the path or the source"]
     source: str
-    folder: str
-    fingerprint: Annotated[str, From("survey.fingerprint")]
-    tokenizer: Annotated[str, From("tokenizer.identity")]
-    splits: dict[str, _TotalsJson]
+    folder: Path
+    fingerprint: str
+    tokenizer: str
+    splits: Mapping[str, _TotalsJson]
 
 
 class PreparedJson(DocumentJson):
     """`gpas data prepare --json`."""
 
-    corpora: list[_PreparedCorpusJson]
+    corpora: Sequence[_PreparedCorpusJson]
 
 
-class _CacheJson(TypedDict):
+class _CacheJson(Document):
     """One token cache."""
 
     name: Annotated[str | None, "of the text under `corpora`, if it is declared there with local files"]
-    folder: str
+    folder: Path
     source: str
     fingerprint: str
     tokenizer: str
     vocab: int
-    max_doc_tokens: Annotated[int | None, From("limit")]
-    bytes_on_disk: Annotated[int, From("size")]
-    splits: dict[str, _TotalsJson]
+    max_doc_tokens: int | None
+    bytes_on_disk: int
+    splits: Mapping[str, _TotalsJson]
 
 
 class CachesJson(DocumentJson):
     """`gpas data status --json`."""
 
-    cache: str
-    caches: list[_CacheJson]
-    undescribed: Annotated[list[str], "spec.json files that are missing or have changed"]
+    cache: Path
+    caches: Sequence[_CacheJson]
+    undescribed: Annotated[Sequence[Path], "spec.json files that are missing or have changed"]
 
 
 class ImportedTaskJson(DocumentJson):
     """`gpas data import-task --json`."""
 
     task: Annotated[str, "the name of the task in experiments.yaml"]
-    path: str
+    path: Path
     questions: int
 
 
@@ -91,8 +89,8 @@ class CheckedCachesJson(DocumentJson):
     """`gpas data check --json`."""
 
     caches: Annotated[int, "token caches that were read"]
-    damaged: Annotated[list[str], "markers of the shards that have changed"]
-    undescribed: Annotated[list[str], "spec.json files that are missing or have changed"]
+    damaged: Annotated[Sequence[Path], "markers of the shards that have changed"]
+    undescribed: Annotated[Sequence[Path], "spec.json files that are missing or have changed"]
 
 
 @app.command("prepare")
@@ -127,16 +125,17 @@ def prepare(
         with tokenise_view(console()) as view:
             made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view)
     if as_json:
-        print_json(PreparedJson(schema=1, corpora=made))
+        print_json(PreparedJson(corpora=made))
         return
     for line in texts.files(cells):
         say(line)
     for one in made:
-        for name, totals in one["splits"].items():
-            size = byte_size(totals["bytes"])
-            words = f"{count(totals['documents'], 'document')} of {size}, {count(totals['tokens'], 'token')}"
-            more = "" if totals["final"] else ", more in the source"
-            say(f"{one['name']} {name}: {words}{more} in {one['folder']}")
+        for name, part in one.splits.items():
+            totals = part.totals
+            size = byte_size(totals.bytes)
+            words = f"{count(totals.documents, 'document')} of {size}, {count(totals.tokens, 'token')}"
+            more = "" if totals.final else ", more in the source"
+            say(f"{one.name} {name}: {words}{more} in {one.folder}")
 
 
 def _prepare(
@@ -151,9 +150,16 @@ def _prepare(
     shards = build(caches, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
     totals = [{split: sum_of(own[split]) for split in splits} for own in shards]
     return [
-        filled(_PreparedCorpusJson, tokens, name=name, source=part.source, splits=own)
+        _PreparedCorpusJson(
+            name=name, source=part.source, folder=tokens.folder, fingerprint=tokens.survey.fingerprint,
+            tokenizer=tokens.tokenizer.identity, splits=_splits_json(own),
+        )
         for name, tokens, part, own in zip(data.names, caches, data.parts, totals, strict=True)
-    ]
+    ]  # fmt: skip
+
+
+def _splits_json(splits: Mapping[str, Totals]) -> dict[str, _TotalsJson]:
+    return {name: _TotalsJson(totals=totals, cut=totals.cut) for name, totals in splits.items()}
 
 
 @app.command("status")
@@ -170,8 +176,15 @@ def status(as_json: AsJson = False) -> None:
     for path in () if as_json else unknown:
         say(f"{path} is missing or damaged; see `gpas data check`", soft_wrap=True)
     if as_json:
-        caches = [filled(_CacheJson, one, name=names.get(one.fingerprint)) for one in found]
-        print_json(filled(CachesJson, cache=here.cache, caches=caches, undescribed=unknown))
+        caches = [
+            _CacheJson(
+                name=names.get(one.fingerprint) or None, folder=one.folder, source=one.source,
+                fingerprint=one.fingerprint, tokenizer=one.tokenizer, vocab=one.vocab, max_doc_tokens=one.limit,
+                bytes_on_disk=one.size, splits=_splits_json(one.splits),
+            )
+            for one in found
+        ]  # fmt: skip
+        print_json(CachesJson(cache=here.cache, caches=caches, undescribed=unknown))
     elif not found and not unknown:
         say(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one"))
     elif found:
@@ -189,7 +202,7 @@ def check(as_json: AsJson = False) -> None:
     shown = track(found, "reading", console=console(), transient=True, disable=as_json)
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
-        print_json(filled(CheckedCachesJson, caches=len(found), damaged=markers, undescribed=unknown))
+        print_json(CheckedCachesJson(caches=len(found), damaged=markers, undescribed=unknown))
     else:
         for path in unknown:
             say(f"- {path} is missing or damaged", soft_wrap=True)
@@ -227,7 +240,7 @@ def import_task(
     if task not in FORMS and closest(task, FORMS):
         warn(f"{task} is imported as a new task, without the prompts of a known one; {nearest(task, FORMS)}")
     if as_json:
-        print_json(ImportedTaskJson(schema=1, task=made.name, path=str(made.path), questions=made.questions))
+        print_json(ImportedTaskJson(task=made.name, path=made.path, questions=made.questions))
         return
     where = made.path.relative_to(root)
     say(f"{made.name}: {count(made.questions, 'question')} in {where}", soft_wrap=True)

@@ -10,7 +10,7 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
 from gpas_cli.project import utf8_path
@@ -62,32 +62,32 @@ app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge result
 class CheckedDatabaseJson(DocumentJson):
     """`gpas db check --json`."""
 
-    findings: list[str]
+    findings: Sequence[str]
 
 
 class RebuiltJson(DocumentJson):
     """`gpas db rebuild --json`."""
 
     attempts: int
-    problems: list[str]
+    problems: Sequence[str]
 
 
 class BackedUpJson(DocumentJson):
     """`gpas db backup --json` and `gpas db upgrade --json`."""
 
-    backup: Annotated[str | None, "the copy that was made; null when the schema was up to date"]
+    backup: Annotated[Path | None, "the copy that was made; null when the schema was up to date"]
 
 
 class ExportedTablesJson(DocumentJson):
     """`gpas db export --json`."""
 
-    files: list[maintenance.ParquetFile]
+    files: Sequence[maintenance.ParquetFile]
 
 
 class MergedJson(DocumentJson):
     """`gpas db merge --json`."""
 
-    stages: list[MergedStage]
+    stages: Sequence[MergedStage]
 
 
 @app.command()
@@ -99,7 +99,7 @@ def upgrade(as_json: AsJson = False) -> None:
     backup = maintenance.upgrade(project().database)
     say(f"The database is up to date{f'; backup: {backup}' if backup else ''}.")
     if as_json:
-        print_json(BackedUpJson(schema=1, backup=str(backup) if backup else None))
+        print_json(BackedUpJson(backup=backup))
 
 
 @app.command()
@@ -114,7 +114,7 @@ def check(as_json: AsJson = False) -> None:
     if not any(finding.message in problem for finding in findings):
         warn(problem)
     if as_json:
-        print_json(CheckedDatabaseJson(schema=1, findings=[*map(str, findings)]))
+        print_json(CheckedDatabaseJson(findings=[*map(str, findings)]))
     else:
         for finding in findings:
             say(f"- {finding}")
@@ -136,7 +136,7 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     for problem in result.problems:
         say(f"- {problem}", style="yellow")
     if as_json:
-        print_json(filled(RebuiltJson, result))
+        print_json(RebuiltJson(attempts=result.attempts, problems=result.problems))
 
 
 @app.command()
@@ -148,7 +148,7 @@ def backup(as_json: AsJson = False) -> None:
     made = maintenance.backup(project().database)
     say(f"Backup: {made}")
     if as_json:
-        print_json(BackedUpJson(schema=1, backup=str(made)))
+        print_json(BackedUpJson(backup=made))
 
 
 @app.command()
@@ -170,7 +170,7 @@ def export(
     for file in files:
         say(f"{file.path}: {count(file.rows, 'row')}")
     if as_json:
-        print_json(ExportedTablesJson(schema=1, files=files))
+        print_json(ExportedTablesJson(files=files))
 
 
 @app.command()
@@ -204,7 +204,7 @@ def merge(
         say(line)
     warn(problem)
     if as_json:
-        print_json(MergedJson(schema=1, stages=stages))
+        print_json(MergedJson(stages=stages))
     if any(stage.problem for stage in stages):
         raise typer.Exit(Exit.FAILED)
 
@@ -216,7 +216,7 @@ class SyncedJson(DocumentJson):
     events: int
     damaged: Annotated[int, "damaged lines"]
     gone: Annotated[int, "run directories that have disappeared since the last time"]
-    problems: list[str]
+    problems: Sequence[str]
 
 
 def sync(as_json: AsJson = False) -> None:
@@ -231,7 +231,11 @@ def sync(as_json: AsJson = False) -> None:
     finally:
         engine.dispose()
     if as_json:
-        print_json(filled(SyncedJson, result))
+        document = SyncedJson(
+            attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
+            problems=result.problems,
+        )  # fmt: skip
+        print_json(document)
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     say(", ".join(count(number, noun) for number, noun in parts))

@@ -1,10 +1,10 @@
 """`gpas diff`: what differs between two cells."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -13,55 +13,48 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, From, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
 from gpas_cli.origin import diff as origin
 from gpas_cli.project import CONFIG_NAME, Project
+from gpas_cli.structure import Document
 from gpas_cli.words import count
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 _HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
 
 
-class _ChangeJson(TypedDict):
+class _ChangeJson(Document):
     """A setting, or a fact of the environment, that differs; null where it does not exist."""
 
     setting: str
-    a: Annotated[Any, From("base")]
-    b: Annotated[Any, From("own")]
+    a: Any
+    b: Any
 
 
-class _ComparedStageJson(TypedDict):
+class _ComparedStageJson(Document):
     """A stage with attempts in both."""
 
-    stage: Annotated[str, From("kind")]
+    stage: str
     a: origin.ComparedAttempt
     b: origin.ComparedAttempt
-    metrics: dict[str, origin.Pair]
-    curves: list[origin.CurveDifference]
-    environment: Annotated[list[_ChangeJson], "what differs in machine, text and versions of libraries"]
+    metrics: Mapping[str, origin.Pair]
+    curves: Sequence[origin.CurveDifference]
+    environment: Annotated[Sequence[_ChangeJson], "what differs in machine, text and versions of libraries"]
 
 
-class _ChangedFileJson(TypedDict):
-    """A file of the package that differs."""
-
-    path: str
-    added: Annotated[int, "lines"]
-    removed: Annotated[int, "lines"]
-
-
-class _ChangedCodeJson(TypedDict):
+class _ChangedCodeJson(Document):
     """Two versions of the code."""
 
     a: str
     b: str
-    files: Annotated[list[_ChangedFileJson] | None, "null if a copy is gone"]
+    files: Annotated[Sequence[origin.FileDifference] | None, "null if a copy is gone"]
 
 
-class _UntriedJson(TypedDict):
+class _UntriedJson(Document):
     """A stage with attempts in only one of the two."""
 
     stage: str
@@ -73,10 +66,10 @@ class ComparisonJson(DocumentJson):
 
     a: str
     b: str
-    settings: list[_ChangeJson]
-    stages: list[_ComparedStageJson]
-    code: Annotated[list[_ChangedCodeJson], "empty if the versions are the same"]
-    untried: list[_UntriedJson]
+    settings: Sequence[_ChangeJson]
+    stages: Sequence[_ComparedStageJson]
+    code: Annotated[Sequence[_ChangedCodeJson], "empty if the versions are the same"]
+    untried: Sequence[_UntriedJson]
     complete: Annotated[bool, "whether both have a result"]
 
 
@@ -112,12 +105,31 @@ def diff(
         found = origin.compare(first, second)
     if as_json:
         a, b = found.titles
-        code = [filled(_ChangedCodeJson, one, a=one.versions[0], b=one.versions[1]) for one in found.code]
-        untried = [{"stage": kind, "only": title} for kind, title in found.untried]
-        print_json(filled(ComparisonJson, found, a=a, b=b, code=code, untried=untried))
+        document = ComparisonJson(
+            a=a, b=b, settings=list(map(_change_json, found.settings)), stages=list(map(_stage_json, found.stages)),
+            code=list(map(_code_json, found.code)),
+            untried=[_UntriedJson(stage=kind, only=title) for kind, title in found.untried], complete=found.complete,
+        )  # fmt: skip
+        print_json(document)
     else:
         _print(found, with_code)
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
+
+
+def _change_json(change: origin.Difference) -> _ChangeJson:
+    return _ChangeJson(setting=change.setting, a=change.base, b=change.own)
+
+
+def _stage_json(stage: origin.StageDifference) -> _ComparedStageJson:
+    environment = list(map(_change_json, stage.environment))
+    return _ComparedStageJson(
+        stage=stage.kind, a=stage.a, b=stage.b, metrics=stage.metrics, curves=stage.curves, environment=environment
+    )
+
+
+def _code_json(code: origin.CodeDifference) -> _ChangedCodeJson:
+    a, b = code.versions
+    return _ChangedCodeJson(a=a, b=b, files=code.files)
 
 
 @contextmanager

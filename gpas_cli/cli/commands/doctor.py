@@ -1,5 +1,6 @@
 """`gpas doctor`: check this machine and this project."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 class DiagnosisJson(DocumentJson):
     """`gpas doctor --json`."""
 
-    findings: list[Finding]
+    findings: Sequence[Finding]
 
 
 def doctor(
@@ -39,7 +40,7 @@ def doctor(
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=report_problems))
     if as_json:
-        print_json(DiagnosisJson(schema=1, findings=findings))
+        print_json(DiagnosisJson(findings=findings))
     else:
         table = Table(box=None, show_header=False, padding=(0, 1))
         for finding in findings:

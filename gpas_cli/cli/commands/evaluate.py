@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +14,13 @@ from gpas_cli.cli.options import AsJson, offer_list
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.number import scores_table, skipped_notes
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled
+from gpas_cli.documents import DocumentJson, ScoreJson
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.events import Event, Outcome, Scoring
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 from gpas_cli.spec.parse import build
 from gpas_cli.store.refresh import ingest
+from gpas_cli.structure import Number
 
 if TYPE_CHECKING:
     from gpas_cli.worker.external import ExternalScores
@@ -32,12 +33,12 @@ class EvaluatedJson(DocumentJson):
 
     name: str
     key: Annotated[str, "content key: 16 hex digits"]
-    directory: Annotated[str, "the run directory of the newest attempt"]
-    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
+    directory: Annotated[Path, "the run directory of the newest attempt"]
+    origin: Annotated[Mapping[str, str], "source, revision, digests of the weights and other files, architecture"]
     new: Annotated[bool, "false if every score was recorded earlier"]
     missing: Annotated[str, "why tasks have no score, empty if all have one"]
-    scores: list[ScoreJson]
-    metrics: Annotated[dict[str, NumberJson], "accuracies in percent, averages and perplexities, as tables name them"]
+    scores: Sequence[ScoreJson]
+    metrics: Annotated[Mapping[str, Number], "accuracies in percent, averages, perplexities, as tables name them"]
 
 
 def evaluate(
@@ -88,8 +89,12 @@ def evaluate(
         )
     problem = ingest(here)
     if as_json:
-        made = {"origin": found.provenance(), "new": done.outcome is not None, "metrics": _metrics(done, section)}
-        print_json(filled(EvaluatedJson, done, missing=_reason(done), **made))
+        document = EvaluatedJson(
+            name=done.name, key=done.key, directory=done.directory, origin=found.provenance(),
+            new=done.outcome is not None, missing=_reason(done), scores=list(map(ScoreJson.of, done.scores)),
+            metrics=_metrics(done, section),
+        )  # fmt: skip
+        print_json(document)
     else:
         _print(done, section)
     warn(problem)

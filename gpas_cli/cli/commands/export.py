@@ -4,9 +4,10 @@ record of a cell for the folder of a paper."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NotRequired
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -15,9 +16,9 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
+from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
@@ -28,6 +29,7 @@ from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, 
 from gpas_cli.store.records import Contribution
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
+from gpas_cli.structure import FLAT
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
@@ -35,24 +37,25 @@ if TYPE_CHECKING:
 
 
 class ExportedJson(DocumentJson):
-    """`gpas export --json`: the fields of the exported network; with --archive or --contribute, only what they name."""
+    """`gpas export --json`."""
 
-    archive: NotRequired[Archive]
-    contribution: NotRequired[Contribution]
-    file: NotRequired[Annotated[Path, "the record, with --contribute"]]
-    cell: NotRequired[str]
-    folder: NotRequired[str]
-    form: NotRequired[Annotated[str, ("llama", "pegasus", "bundled")]]
-    reason: NotRequired[str]
-    folded: NotRequired[Annotated[bool, "whether the gates are folded into the weights"]]
-    checkpoint: NotRequired[str]
-    step: NotRequired[int]
-    steps: NotRequired[int]
-    parameters: NotRequired[int]
-    dtype: NotRequired[str]
-    measured: NotRequired[Comparison]
-    notes: NotRequired[list[str]]
-    checked: NotRequired[Annotated[str, "whether transformers loads the folder, or why that was not tried"]]
+    cell: str
+    folder: Path
+    report: ExportReport = field(metadata=FLAT)
+    checked: Annotated[str, "whether transformers loads the folder, or why that was not tried"]
+
+
+class ArchivedJson(DocumentJson):
+    """`gpas export --archive --json`."""
+
+    archive: Archive
+
+
+class ContributedJson(DocumentJson):
+    """`gpas export --contribute --json`."""
+
+    contribution: Contribution
+    file: Annotated[Path, "the record"]
 
 
 def export(
@@ -130,7 +133,7 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
     chosen = {name: entries([name]) for name in dict.fromkeys(grids)}
     made = write_archive(path, project(), experiments(), chosen)
     if as_json:
-        print_json(ExportedJson(schema=1, archive=made))
+        print_json(ArchivedJson(archive=made))
         return
     what = f"{count(made.cells, 'cell')}, {count(made.attempts, 'attempt')}, {count(made.files, 'file')}"
     say(f"{', '.join(made.grids)} -> {path}: {what}, {byte_size(made.size)}")
@@ -158,7 +161,7 @@ def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
     (entry,) = find_cells([cell])
     path, facts = write_contribution(places[0], project(), experiments(), entry, name)
     if as_json:
-        print_json(ExportedJson(schema=1, contribution=facts, file=path))
+        print_json(ContributedJson(contribution=facts, file=path))
         return
     say(f"{entry.id} -> {path}: {byte_size(path.stat().st_size)}", soft_wrap=True)
     say(f"  by {name}, on {facts.hardware}, code {facts.code}\n  commit {facts.commit}")
@@ -193,7 +196,7 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     notify("loading it with transformers")
     checked = _checked(options.folder, written.form)
     if as_json:
-        print_json(filled(ExportedJson, written, cell=entry.id, folder=options.folder, checked=checked))
+        print_json(ExportedJson(cell=entry.id, folder=options.folder, report=written, checked=checked))
     else:
         _print(entry, options.folder, written, options.max_error, checked)
 

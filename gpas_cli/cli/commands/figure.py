@@ -1,8 +1,9 @@
 """`gpas figure`: curves of a grid, its scaling, envelope and convergence, and the figures of the papers."""
 
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -11,7 +12,7 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output, draw_figures
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
@@ -20,11 +21,12 @@ from gpas_cli.report.figures.convergence import convergence as convergence_of
 from gpas_cli.report.figures.envelope import envelope as envelope_of
 from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
-from gpas_cli.report.figures.scaling import Law, PowerLaw
+from gpas_cli.report.figures.scaling import Law
 from gpas_cli.report.figures.scaling import scaling as scaling_of
 from gpas_cli.report.figures.series import CellCurve, Selection, has_labels, ratios, recorded_quantities
 from gpas_cli.report.figures.series import curves as curves_of
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import count, listed
 
 app = typer.Typer(
@@ -51,13 +53,14 @@ _From = Annotated[
 ]
 
 
-class FigureJson(DocumentJson, PlotJson):
+class FigureJson(DocumentJson):
     """`gpas figure curves --json` and `gpas figure envelope --json`; a picture is drawn only if --out names a file."""
 
+    plot: PlotJson = field(metadata=FLAT)
     what: str
-    files: Annotated[list[str], "the pictures written"]
-    cells: Annotated[list[str], "cells that have recorded the curve"]
-    missing: Annotated[list[str], "cells that have not"]
+    files: Annotated[Sequence[Path], "the pictures written"]
+    cells: Annotated[Sequence[str], "cells that have recorded the curve"]
+    missing: Annotated[Sequence[str], "cells that have not"]
 
 
 @app.command("curves")
@@ -122,8 +125,8 @@ def curves(
     words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
     output.draw([made], paths, words=words)
     if output.as_json:
-        shown = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
-        print_json(filled(FigureJson, **as_json(made), **shown))
+        what = selection.quantity.name
+        print_json(FigureJson(plot=as_json(made), what=what, files=paths, cells=recorded, missing=missing))
 
 
 def _compared(
@@ -260,7 +263,7 @@ def envelope(
     output.draw([made], paths)
     if output.as_json:
         cells = [entry.id for entry in chosen if entry.id not in missing]
-        print_json(filled(FigureJson, **as_json(made), what=spec.value, files=paths, cells=cells, missing=missing))
+        print_json(FigureJson(plot=as_json(made), what=spec.value, files=paths, cells=cells, missing=missing))
         return
     for line in made.lines:
         say(line.title)
@@ -275,10 +278,10 @@ def _say_missing(missing: Sequence[str], chosen: Sequence[Entry], what: str) -> 
 class ConvergenceJson(DocumentJson):
     """`gpas figure convergence --json`."""
 
-    files: list[str]
-    panels: list[PlotJson]
-    speeds: list[Speed]
-    missing: Annotated[list[str], "cells without a finished training"]
+    files: Sequence[Path]
+    panels: Sequence[PlotJson]
+    speeds: Sequence[Speed]
+    missing: Annotated[Sequence[str], "cells without a finished training"]
 
 
 @app.command("convergence")
@@ -313,31 +316,27 @@ def convergence(
     output.draw(made, paths, title)
     if output.as_json:
         panels = [as_json(one) for one in made]
-        print_json(ConvergenceJson(schema=1, files=[*map(str, paths)], panels=panels, speeds=speeds, missing=missing))
+        print_json(ConvergenceJson(files=paths, panels=panels, speeds=speeds, missing=missing))
         return
     for speed in speeds:
         say(f"{speed.words}.", soft_wrap=True)
     _say_missing(missing, chosen, "a finished training")
 
 
-class _LawJson(TypedDict):
+class _LawJson(Document):
     """The law of one method."""
 
-    source: Annotated[str, "ours, or the source of the published numbers"]
-    method: str
-    over: Annotated[str, ("parameters", "flops")]
-    sizes: int
-    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
+    law: Law = field(metadata=FLAT)
     words: str
 
 
 class ScalingJson(DocumentJson):
     """`gpas figure scaling --json`."""
 
-    files: list[str]
-    panels: list[PlotJson]
-    laws: list[_LawJson]
-    missing: Annotated[list[str], "cells without a result"]
+    files: Sequence[Path]
+    panels: Sequence[PlotJson]
+    laws: Sequence[_LawJson]
+    missing: Annotated[Sequence[str], "cells without a result"]
 
 
 @app.command("scaling")
@@ -357,7 +356,8 @@ def scaling(names: shared.Names = None, where: shared.Where = None, *, output: O
         raise GpasError("no cell has a result and no published table has its perplexity: nothing to draw")
     output.draw(made.panels, paths, output.titled("Scaling of the validation loss"))
     if output.as_json:
-        print_json(filled(ScalingJson, made, files=paths, panels=[as_json(panel) for panel in made.panels]))
+        laws = [_LawJson(law=law, words=law.words) for law in made.laws]
+        print_json(ScalingJson(files=paths, panels=list(map(as_json, made.panels)), laws=laws, missing=made.missing))
     else:
         rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
         headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")

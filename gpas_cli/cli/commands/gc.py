@@ -28,8 +28,8 @@ class OccupiedJson(DocumentJson):
     """`gpas gc --json`."""
 
     deleted: Annotated[bool, "whether the checkpoints were to be deleted"]
-    rules: list[str]
-    stages: list[StageUse]
+    rules: Sequence[str]
+    stages: Sequence[StageUse]
 
 
 def gc(
@@ -74,7 +74,7 @@ def gc(
         freed = sum(remove(project().runs, use) for use in selected)
         say(f"Deleted {byte_size(freed)}.")
     if as_json:
-        print_json(OccupiedJson(schema=1, deleted=delete, rules=rules, stages=list(uses.values())))
+        print_json(OccupiedJson(deleted=delete, rules=rules, stages=list(uses.values())))
 
 
 def _uses(

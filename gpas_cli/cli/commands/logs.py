@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -17,13 +17,14 @@ from gpas_cli.files import read_regular
 from gpas_cli.grid.declared import Entry
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.view import SchedulerView, log_of
+from gpas_cli.structure import Document
 from gpas_cli.words import printable
 
 _ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
 _POLL_SECONDS = 0.5
 
 
-class EventJson(TypedDict):
+class EventJson(Document):
     """`gpas logs --json`: a journal event per line, without a schema number. Further fields depend on `kind`."""
 
     n: Annotated[int, "counts the events of an attempt from 0"]

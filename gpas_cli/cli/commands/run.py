@@ -90,7 +90,7 @@ def run_grid(
 def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: shared.RunOptions) -> NoReturn:
     """Run cells in tiny form, print which fail and why, and exit with the code of the outcome."""
     here, scheduler, tiny, shrunk = running.shrunk_cells(chosen, where, options.executor)
-    write_sample(Path(shrunk["folder"]))
+    write_sample(shrunk.folder)
     say(render_shrunk(shrunk))
     summary = running.run_to_end(scheduler, here, tiny, options, RETRIED)
     for item in summary.failed:

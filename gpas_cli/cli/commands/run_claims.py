@@ -1,7 +1,7 @@
 """`gpas run claims`: run further seeds until claims are decided."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NoReturn, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,7 +13,7 @@ from gpas_cli.cli.tuning import tune
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
 from gpas_cli.cli.views.verdict import styled
-from gpas_cli.documents import DocumentJson, From, NumberJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
@@ -21,61 +21,60 @@ from gpas_cli.report.claims.declared import select_claims, tuned_claims
 from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord
 from gpas_cli.schedule.scheduler import Scheduler, choose
 from gpas_cli.state.status import ALIVE
+from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, listed
 
 _NAMED = 6  # cells in one line
 
 
-class _EvidencePartJson(TypedDict):
+class _EvidencePartJson(Document):
     """The evidence on one part of a claim."""
 
-    title: Annotated[str, From("part.title")]
-    labels: Annotated[dict[str, Any], "the labels on the axes `by`", From("part.labels")]
+    title: str
+    labels: Annotated[Mapping[str, Any], "the labels on the axes `by`"]
     verdict: VerdictWord
-    seeds: Annotated[list[int], "the seeds that the evidence is made of, in order"]
-    effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged", From("shown")]
+    seeds: Annotated[Sequence[int], "the seeds that the evidence is made of, in order"]
+    effects: Annotated[Sequence[Number | None], "of these seeds; null if both runs diverged"]
     effect: Annotated[float | None, "the mean of the finite effects; of ratios, the geometric mean"]
-    interval: Annotated[list[float] | None, "the confidence sequence; null: still unbounded"]
-    e_for: Annotated[
-        float, "e-value for the claimed interval; the part is supported from 1 / level on", From("evidence.inside")
-    ]
-    e_against: Annotated[float, "e-value against it", From("evidence.outside")]
-    pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
+    interval: Annotated[Sequence[float] | None, "the confidence sequence; null: still unbounded"]
+    e_for: Annotated[float, "e-value for the claimed interval; the part is supported from 1 / level on"]
+    e_against: Annotated[float, "e-value against it"]
+    pending: Annotated[Sequence[int], "further seeds of the grids that are not all recorded"]
 
 
-class _EvidenceJson(TypedDict):
+class _EvidenceJson(Document):
     """The evidence on one claim."""
 
-    name: Annotated[str, From("claim.name")]
-    statement: Annotated[str, From("claim.statement")]
-    toy: Annotated[bool, From("claim.toy")]
+    name: str
+    statement: str
+    toy: bool
     verdict: VerdictWord
     reason: str
-    parts: list[_EvidencePartJson]
+    parts: Sequence[_EvidencePartJson]
 
 
-class _NextSeedsJson(TypedDict):
+class _NextSeedsJson(Document):
     """What the next round would run for one part."""
 
     claim: str
-    part: Annotated[str, From("part.part.title")]
-    seeds: list[int]
-    cells: list[str]
+    part: str
+    seeds: Sequence[int]
+    cells: Sequence[str]
     gpu_hours: float
     core_hours: float
-    chances: Annotated[list[float], "of a decision after 1, 2, ... further seeds, by the effects so far"]
+    chances: Annotated[Sequence[float], "of a decision after 1, 2, ... further seeds, by the effects so far"]
 
 
 class RunClaimsJson(DocumentJson):
     """The document of `gpas run claims`."""
 
     exit_code: int
-    level: Annotated[float, "the probability of a wrong verdict, at most", From("rules.level")]
-    max_seeds: Annotated[int, From("rules.max_seeds")]
+    level: Annotated[float, "the probability of a wrong verdict, at most"]
+    max_seeds: int
     rounds: Annotated[int, "rounds of runs in this invocation"]
-    claims: list[_EvidenceJson]
-    added: Annotated[dict[str, dict[str, list[int]]], "seeds added by this invocation, by grid and cell"]
-    next: Annotated[list[_NextSeedsJson], "of --dry-run"]
+    claims: Sequence[_EvidenceJson]
+    added: Annotated[Mapping[str, Mapping[str, Sequence[int]]], "seeds added by this invocation, by grid and cell"]
+    next: Annotated[Sequence[_NextSeedsJson], "of --dry-run"]
 
 
 @with_grouped_options
@@ -195,12 +194,7 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     for line in _conclusions(state, campaign.stuck_parts(state), campaign.rules):
         say(line)
     words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
-    seeds = [
-        filled(_NextSeedsJson, one, claim=state[one.at[0]].claim.name, cells=[entry.id for entry in one.cells])
-        for one in following
-    ]
-    made = filled(RunClaimsJson, campaign, exit_code=int(code), claims=state, next=seeds)
-    exit_with(made, code, options.notify, f"gpas: {words}")
+    exit_with(_document(campaign, state, following, code), code, options.notify, f"gpas: {words}")
 
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
@@ -279,3 +273,36 @@ def _conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence],
         if blocking:
             cells = listed([f"{name} ({state})" for name, state in blocking.items()], _NAMED)
             yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
+
+
+def _document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
+    return RunClaimsJson(
+        exit_code=int(code),
+        level=campaign.rules.level,
+        max_seeds=campaign.rules.max_seeds,
+        rounds=campaign.rounds,
+        claims=[
+            _EvidenceJson(
+                name=one.claim.name, statement=one.claim.statement, toy=one.claim.toy, verdict=one.verdict,
+                reason=one.reason, parts=list(map(_part_json, one.parts)),
+            )
+            for one in claims
+        ],
+        added=campaign.added,
+        next=[
+            _NextSeedsJson(
+                claim=claims[one.at[0]].claim.name, part=one.part.part.title, seeds=one.seeds,
+                cells=[entry.id for entry in one.cells], gpu_hours=one.gpu_hours, core_hours=one.core_hours,
+                chances=one.chances,
+            )
+            for one in following
+        ],
+    )  # fmt: skip
+
+
+def _part_json(part: PartEvidence) -> _EvidencePartJson:
+    return _EvidencePartJson(
+        title=part.part.title, labels=part.part.labels, verdict=part.verdict, seeds=part.seeds, effects=part.shown,
+        effect=part.effect, interval=part.interval, e_for=part.evidence.inside, e_against=part.evidence.outside,
+        pending=part.pending,
+    )  # fmt: skip

@@ -1,14 +1,15 @@
 """`gpas schema`: the JSON Schema of what a command prints with --json."""
 
 import json
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Annotated, cast
 
 import typer
 
-from gpas_cli.cli.options import offer_list
-from gpas_cli.documents import json_schema
+from gpas_cli.cli.options import offer
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extension import extensions
+from gpas_cli.structure import json_schema
 
 # The type of the document that each command prints, in a module of the package.
 DOCUMENTS = {
@@ -21,6 +22,7 @@ DOCUMENTS = {
     "rerun": "cli.running:RunJson",
     "status": "cli.commands.status:StatusJson",
     "top": "cli.commands.top:TopJson",
+    "top usage": "cli.commands.top:UsageJson",
     "history": "cli.commands.history:HistoryJson",
     "logs": "cli.commands.logs:EventJson",
     "cancel": "cli.commands.cells:CancelledJson",
@@ -28,11 +30,6 @@ DOCUMENTS = {
     "diff": "cli.commands.diff:ComparisonJson",
     "explain": "cli.commands.explain:ExplainedJson",
     "bench": "cli.commands.bench:MeasuredJson",
-    "theory stability": "cli.commands.theory:StabilityJson",
-    "theory norms": "cli.commands.theory:NormsJson",
-    "theory depth": "cli.commands.theory:DepthJson",
-    "theory length": "cli.commands.theory:LengthJson",
-    "theory coordinates": "cli.commands.theory:CoordinatesJson",
     "table": "report.tables.render:TableJson",
     "figure curves": "cli.commands.figure:FigureJson",
     "figure paper": "cli.drawing:PaperFiguresJson",
@@ -41,6 +38,8 @@ DOCUMENTS = {
     "figure scaling": "cli.commands.figure:ScalingJson",
     "claims": "report.claims.verdict:ClaimsJson",
     "export": "cli.commands.export:ExportedJson",
+    "export archive": "cli.commands.export:ArchivedJson",
+    "export contribution": "cli.commands.export:ContributedJson",
     "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.db:SyncedJson",
     "data prepare": "cli.commands.data:PreparedJson",
@@ -59,17 +58,22 @@ DOCUMENTS = {
 }
 
 
+def documents() -> dict[str, str]:
+    """Return the type of the document that each command prints, those of extensions too, as "module:type"."""
+    own = {name: f"gpas_cli.{place}" for name, place in DOCUMENTS.items()}
+    return own | {name: place for one in extensions().values() for name, place in one.documents.items()}
+
+
 def document_of(name: str) -> type:
     """Return the type of the document that a command prints."""
-    module, _, of = DOCUMENTS[name].partition(":")
-    return cast("type", getattr(import_module(f"gpas_cli.{module}"), of))
+    return cast("type", resolve_name(documents()[name]))
 
 
 def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A command, e.g. status or data check; by default, list them.", autocompletion=offer_list(DOCUMENTS)
+            help="A command, e.g. status or data check; by default, list them.", autocompletion=offer(documents)
         ),
     ] = None,
 ) -> None:
@@ -79,8 +83,8 @@ def schema(
     """
     name = " ".join(command or [])
     if not name:
-        print("\n".join(DOCUMENTS))
-    elif name not in DOCUMENTS:
-        raise GpasError(f"no JSON of '{name}'; {nearest(name, DOCUMENTS)}")
+        print("\n".join(documents()))
+    elif name not in documents():
+        raise GpasError(f"no JSON of '{name}'; {nearest(name, documents())}")
     else:
         print(json.dumps(json_schema(document_of(name)), indent=2))

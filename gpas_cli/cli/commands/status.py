@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -30,11 +30,12 @@ from gpas_cli.cli.views.states import (
     totals,
 )
 from gpas_cli.cli.watch import watch
-from gpas_cli.documents import DocumentJson, From, StateJson, filled
+from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
+from gpas_cli.structure import Document
 from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list
@@ -69,15 +70,15 @@ _SORTS: dict[str, Callable[[CellStatus], Any]] = {
 }
 
 
-class _TotalJson(TypedDict):
+class _TotalJson(Document):
     """All grids together."""
 
     cells: Annotated[int, "different cells"]
     rows: Annotated[int, "cells of each grid, added up: a cell that two grids have counts twice"]
-    states: dict[str, int]
+    states: Mapping[str, int]
 
 
-class _TextJson(TypedDict):
+class _TextJson(Document):
     """A corpus that a job tokenises, and that cells wait for."""
 
     name: str
@@ -86,17 +87,17 @@ class _TextJson(TypedDict):
     fraction: float | None
     evidence: str
     cause: str | None
-    job: Annotated[str | None, From("status.job.id")]
-    directory: str | None
+    job: str | None
+    directory: Path | None
 
 
 class StatusJson(DocumentJson):
     """`gpas status --json`. Without names, `cells` has the cells of started grids, else of the default grid."""
 
-    grids: list[GridSummaryJson]
+    grids: Sequence[GridSummaryJson]
     total: _TotalJson
-    cells: list[CellStatusJson]
-    texts: list[_TextJson]
+    cells: Sequence[CellStatusJson]
+    texts: Sequence[_TextJson]
 
 
 def status(
@@ -272,13 +273,13 @@ class View:
         """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
         cells = self.fitting(self._observed(states))[: self.limit]
         every = once(states)
-        return {
-            "schema": 1,
-            "grids": grids_json(states, _uses(states)),
-            "total": {"cells": len(every), "rows": len(states), "states": Counter(state.state for state in every)},
-            "cells": [cell_json(state) for state in cells],
-            "texts": [filled(_TextJson, text, text.status) for text in _texts(states)],
-        }
+        total = _TotalJson(cells=len(every), rows=len(states), states=Counter(state.state for state in every))
+        return StatusJson(
+            grids=grids_json(states, _uses(states)),
+            total=total,
+            cells=list(map(cell_json, cells)),
+            texts=list(map(_text_json, _texts(states))),
+        )
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
         """Return the states to show: without a choice of grids or cells, the states of started grids."""
@@ -312,6 +313,14 @@ def _uses(states: Sequence[CellStatus]) -> dict[str, GridUsage]:
 
 def _ends(states: Sequence[CellStatus]) -> dict[str, str]:
     return {name: ends(use) for name, use in _uses(states).items()}
+
+
+def _text_json(text: Awaited) -> _TextJson:
+    status = text.status
+    return _TextJson(
+        name=text.name, key=text.key, state=status.state, fraction=status.fraction, evidence=status.evidence,
+        cause=status.cause or None, job=status.job.id if status.job else None, directory=status.directory,
+    )  # fmt: skip
 
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:

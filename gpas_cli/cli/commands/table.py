@@ -1,9 +1,9 @@
 """`gpas table`: results in the layout of the paper; with --missing, the cells without a number and what fills them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
-from gpas_cli.documents import DocumentJson, From, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.plan.plan import Plan
@@ -33,6 +33,7 @@ from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
+from gpas_cli.structure import Document
 
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
@@ -125,7 +126,7 @@ def table(
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
-        print_json(render.TablesJson(schema=1, tables=[render.table_json(one) for one in made]))
+        print_json(render.TablesJson(tables=[render.table_json(one) for one in made]))
     else:
         _print_tables(list(zip(names, made, strict=True)), form, "grid")
 
@@ -178,23 +179,23 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
     return beside(table, chosen, experiments(), made, warn) if others else table
 
 
-class _MissingRunJson(TypedDict):
+class _MissingRunJson(Document):
     """A run without a number."""
 
-    name: Annotated[str, From("entry.name")]
+    name: str
     key: str
     state: str
 
 
-class _UnfilledJson(TypedDict):
+class _UnfilledJson(Document):
     """A table cell with runs that have no number; diverged runs are results."""
 
     row: str
     column: str
-    runs: list[_MissingRunJson]
+    runs: Sequence[_MissingRunJson]
 
 
-class _RemedyJson(TypedDict):
+class _RemedyJson(Document):
     """A command that fills cells without a number, and what it would cost."""
 
     command: str
@@ -202,29 +203,29 @@ class _RemedyJson(TypedDict):
     gpu_hours: float
     core_hours: float
     wall_hours: Annotated[float | None, "null on SLURM, where jobs wait"]
-    refused: Annotated[dict[str, int], "cells that cannot run here, by reason"]
+    refused: Annotated[Mapping[str, int], "cells that cannot run here, by reason"]
 
 
-class _MissingTableJson(TypedDict):
+class _MissingTableJson(Document):
     """What is missing in one table."""
 
-    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
-    title: Annotated[str, From("spec.title")]
-    missing: list[_UnfilledJson]
-    commands: list[_RemedyJson]
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
+    title: str
+    missing: Sequence[_UnfilledJson]
+    commands: Sequence[_RemedyJson]
 
 
 class MissingJson(DocumentJson):
     """`gpas table --missing --json`."""
 
-    tables: list[_MissingTableJson]
+    tables: Sequence[_MissingTableJson]
 
 
 def _print_missing(tables: Sequence[Table], form: str) -> None:
     """Print the cells without a number and the commands that fill them, and exit with code 3 if there is one."""
     found = [(table, unfilled(table)) for table in tables]
     if form == "json":
-        print_json(MissingJson(schema=1, tables=[_json(table, missing) for table, missing in found]))
+        print_json(MissingJson(tables=[_json(table, missing) for table, missing in found]))
     else:
         for table, missing in found:
             _print(table, missing)
@@ -261,20 +262,31 @@ def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, Plan | None]]:
 
 def _json(table: Table, missing: Sequence[Unfilled]) -> _MissingTableJson:
     commands = [_remedy_json(*remedy) for remedy in _remedies(missing)]
-    return filled(_MissingTableJson, table, missing=missing, commands=commands)
+    shown = [
+        _UnfilledJson(
+            row=one.row, column=one.column,
+            runs=[_MissingRunJson(name=run.entry.name, key=run.key, state=run.state) for run in one.runs],
+        )
+        for one in missing
+    ]  # fmt: skip
+    return _MissingTableJson(name=table.printed or None, title=table.spec.title, missing=shown, commands=commands)
 
 
 def _remedy_json(command: str, planned: Plan | None) -> _RemedyJson:
     if planned is None:
         return _RemedyJson(command=command, jobs=0, gpu_hours=0.0, core_hours=0.0, wall_hours=0.0, refused={})
-    return filled(_RemedyJson, planned.estimate, planned, command=command, jobs=len(planned.jobs))
+    cost = planned.estimate
+    return _RemedyJson(
+        command=command, jobs=len(planned.jobs), gpu_hours=cost.gpu_hours, core_hours=cost.core_hours,
+        wall_hours=cost.wall_hours, refused=planned.refused,
+    )  # fmt: skip
 
 
 class PaperTablesJson(DocumentJson):
     """`gpas table --json` of a paper's tables."""
 
-    tables: Annotated[list[render.TableJson], "tables with our numbers, in the paper's layout"]
-    published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
+    tables: Annotated[Sequence[render.TableJson], "tables with our numbers, in the paper's layout"]
+    published: Annotated[Sequence[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
 def _print_paper_tables(tables: Sequence[Table], form: str) -> None:
@@ -282,7 +294,7 @@ def _print_paper_tables(tables: Sequence[Table], form: str) -> None:
     if form == "json":
         alone = [render.printed_json(table) for table in tables if table.alone]
         ours = [render.table_json(table) for table in tables if not table.alone]
-        print_json(PaperTablesJson(schema=1, tables=ours, published=alone))
+        print_json(PaperTablesJson(tables=ours, published=alone))
     else:
         _print_tables([(table.printed, table) for table in tables], form, "table")
 

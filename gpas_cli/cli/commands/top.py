@@ -1,8 +1,9 @@
 """`gpas top`: resource usage, live."""
 
 import time
-from collections.abc import Sequence
-from typing import Annotated, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,13 +14,14 @@ from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import observed, project
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import sparkline
-from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, event_marks, job_json, starts
+from gpas_cli.cli.views.states import COLOURS, CellNameJson, SlurmJobJson, ends, event_marks, job_json, starts
 from gpas_cli.cli.watch import watch
-from gpas_cli.documents import CellNameJson, DocumentJson, From, NumberJson, Time, filled
-from gpas_cli.plan.usage import Activity, Running, UsageMeter
+from gpas_cli.documents import DocumentJson, Time
+from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
-from gpas_cli.state.status import CellStatus
-from gpas_cli.state.usage import HoursJson
+from gpas_cli.state.status import CellStatus, Progress
+from gpas_cli.state.usage import Usage
+from gpas_cli.structure import FLAT, Document, Number
 from gpas_cli.words import byte_size, count, fixed, stopwatch
 
 _BAR_WIDTH = 12  # characters
@@ -29,56 +31,66 @@ _BITS = {"M": 20, "G": 30, "T": 40}
 _OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-class _RunningCellJson(CellNameJson, SlurmJobJson, HoursJson):
+class _RunningCellJson(Document):
     """A running cell."""
 
+    cell: CellNameJson = field(metadata=FLAT)
+    job: SlurmJobJson = field(metadata=FLAT)
+    spent: Usage = field(metadata=FLAT)
     stage: str
     attempt: int | None
-    devices: list[str]
+    devices: Sequence[str]
     phase: str | None
-    step: NumberJson | None
-    steps: NumberJson | None
-    loss: NumberJson | None
-    tokens_per_second: NumberJson | None
-    mfu: NumberJson | None
-    memory: Annotated[NumberJson | None, "bytes"]
-    eta: Annotated[NumberJson | None, "seconds"]
-    spikes: NumberJson | None
-    skipped: NumberJson | None
+    step: Number | None
+    steps: Number | None
+    loss: Number | None
+    tokens_per_second: Number | None
+    mfu: Number | None
+    memory: Annotated[Number | None, "bytes"]
+    eta: Annotated[Number | None, "seconds"]
+    spikes: Number | None
+    skipped: Number | None
 
 
-class _QueuedCellJson(CellNameJson, SlurmJobJson):
+class _QueuedCellJson(Document):
     """A queued cell."""
 
+    cell: CellNameJson = field(metadata=FLAT)
+    job: SlurmJobJson = field(metadata=FLAT)
     stage: str
 
 
-class _UseJson(TypedDict):
+class _UseJson(Document):
     """The hours that cells have used, and those that running and queued cells still need."""
 
-    gpu_hours: Annotated[float, From("spent.gpu_hours")]
-    core_hours: Annotated[float, From("spent.core_hours")]
-    states: dict[str, int]
+    spent: Usage = field(metadata=FLAT)
+    states: Mapping[str, int]
     left: Annotated[int, "cells without a result"]
-    to_go: HoursJson | None
-    ends: Annotated[float | None, "unix time", From("ends_at")]
+    to_go: Usage | None
+    ends: Annotated[float | None, "unix time"]
 
 
-class _GridUseJson(_UseJson):
+class _GridUseJson(Document):
     """The resource usage of a grid."""
 
+    use: _UseJson = field(metadata=FLAT)
     grid: str
 
 
 class TopJson(DocumentJson):
-    """`gpas top --json`; with --usage only `profiles`."""
+    """`gpas top --json`."""
 
-    time: NotRequired[Time]
-    running: NotRequired[list[_RunningCellJson]]
-    queued: NotRequired[list[_QueuedCellJson]]
-    grids: NotRequired[list[_GridUseJson]]
-    total: NotRequired[_UseJson]
-    profiles: NotRequired[list[ProfileUse]]
+    time: Time
+    running: Sequence[_RunningCellJson]
+    queued: Sequence[_QueuedCellJson]
+    grids: Sequence[_GridUseJson]
+    total: _UseJson
+
+
+class UsageJson(DocumentJson):
+    """`gpas top --usage --json`."""
+
+    profiles: Sequence[ProfileUse]
 
 
 def top(
@@ -99,7 +111,7 @@ def top(
     if usage:
         cells = (state.entry.cell for state in observed(names, where))
         profiles = used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
-        print_json(TopJson(schema=1, profiles=profiles)) if as_json else say(_profile_table(profiles))
+        print_json(UsageJson(profiles=profiles)) if as_json else say(_profile_table(profiles))
         return
     meter = UsageMeter(project().runs)
 
@@ -225,12 +237,32 @@ def _name(room: Activity, state: CellStatus) -> str:
 
 def _document(room: Activity) -> TopJson:
     """Return the document. Times are unix times; hours are device hours."""
-    running = []
-    for run in room.running:
-        job = {**job_json(run.state.job), "node": run.node or None}
-        running.append(filled(_RunningCellJson, run, run.state, run.spent, run.state.progress, **job))
-    queued = [filled(_QueuedCellJson, state, **job_json(state.job)) for state in room.queued]
-    return filled(TopJson, room, time=time.time(), running=running, queued=queued)
+    return TopJson(
+        time=time.time(),
+        running=list(map(_running_json, room.running)),
+        queued=[
+            _QueuedCellJson(cell=CellNameJson.of(state.entry), job=job_json(state.job), stage=state.stage)
+            for state in room.queued
+        ],
+        grids=[_GridUseJson(use=_use_json(use), grid=use.grid) for use in room.grids],
+        total=_use_json(room.total),
+    )
+
+
+def _running_json(run: Running) -> _RunningCellJson:
+    state = run.state
+    seen = state.progress or Progress()
+    return _RunningCellJson(
+        cell=CellNameJson.of(state.entry), job=replace(job_json(state.job), node=run.node or None), spent=run.spent,
+        stage=state.stage, attempt=state.attempt, devices=run.devices, phase=seen.phase or None, step=seen.step,
+        steps=seen.steps, loss=seen.loss, tokens_per_second=seen.tokens_per_second, mfu=seen.mfu, memory=seen.memory,
+        eta=seen.eta, spikes=seen.spikes if state.progress else None,
+        skipped=seen.skipped if state.progress else None,
+    )  # fmt: skip
+
+
+def _use_json(use: GridUsage) -> _UseJson:
+    return _UseJson(spent=use.spent, states=use.states, left=use.left, to_go=use.to_go, ends=use.ends_at)
 
 
 def _more(number: int, what: str) -> list[RenderableType]:

@@ -1,8 +1,9 @@
 """`gpas why`: where a cell's number comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypedDict
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -12,9 +13,9 @@ from sqlalchemy import Engine
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import TableNumberJson, print_number, scores_table, skipped_notes
+from gpas_cli.cli.views.number import TableNumberJson, number_json, print_number, scores_table, skipped_notes
 from gpas_cli.cli.views.states import evidence
-from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, filled
+from gpas_cli.documents import CellStateJson, DocumentJson, ScoreJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
@@ -30,14 +31,14 @@ from gpas_cli.state.attempt import conclude
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import NOTHING
-from gpas_cli.store.records import Imported
+from gpas_cli.store.records import Imported, Retry
 from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
-from gpas_cli.structure import to_mapping
+from gpas_cli.structure import Document, Number, to_mapping
 from gpas_cli.words import count, date_and_time, significant
 
 
-class _TryJson(TypedDict):
+class _TryJson(Document):
     """One attempt."""
 
     number: int
@@ -45,34 +46,34 @@ class _TryJson(TypedDict):
     cause: str
     state: CellStateJson
     evidence: str
-    retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
-    imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
-    facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
-    log: str
-    metrics: dict[str, NumberJson]
-    directory: str
-    checkpoint: str | None
+    retry: Annotated[Retry | None, "why the attempt before was run again"]
+    imported: Annotated[Mapping[str, Any] | None, "the project and attempt that it was copied from"]
+    facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
+    log: Path
+    metrics: Mapping[str, Number]
+    directory: Path
+    checkpoint: Path | None
 
 
-class _OriginJson(TypedDict):
+class _OriginJson(Document):
     """One stage of a cell."""
 
     key: str
     stage: str
     name: str
-    parents: list[str]
+    parents: Sequence[str]
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
-    cell: dict[str, Any]
-    attempts: list[_TryJson]
-    forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
-    scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
+    cell: Mapping[str, Any]
+    attempts: Sequence[_TryJson]
+    forgotten: Annotated[Sequence[Mapping[str, Any]], "attempts that `gpas forget` set aside: when, by which user, why"]
+    scores: Annotated[Sequence[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
 
 
 class WhyJson(DocumentJson):
     """`gpas why --json`."""
 
-    numbers: Annotated[list[TableNumberJson], "of the cells of tables that were named"]
-    stages: Annotated[list[_OriginJson], "of the cells that were named"]
+    numbers: Annotated[Sequence[TableNumberJson], "of the cells of tables that were named"]
+    stages: Annotated[Sequence[_OriginJson], "of the cells that were named"]
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
@@ -110,7 +111,8 @@ def why(
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
         origins = [_json(stage) for stage in stages]
-        print_json(filled(WhyJson, numbers=numbers, stages=origins, problem="; ".join(problems)))
+        shown = list(map(number_json, numbers))
+        print_json(WhyJson(numbers=shown, stages=origins, problem="; ".join(problems) or None))
         return
     for problem in problems:
         warn(problem)
@@ -241,18 +243,26 @@ def _when(moment: float | None) -> str:
 
 def _try_json(attempt: AttemptProvenance) -> _TryJson:
     seen = _standing(attempt)
-    imported = to_mapping(attempt.imported) if attempt.imported else None
-    state = called(seen.state, attempt.metrics)
-    return filled(_TryJson, attempt, state=state, evidence=seen.evidence, imported=imported)
+    return _TryJson(
+        number=attempt.number, outcome=attempt.outcome or None, cause=attempt.cause,
+        state=called(seen.state, attempt.metrics), evidence=seen.evidence, retry=attempt.retry,
+        imported=to_mapping(attempt.imported) if attempt.imported else None, facts=attempt.facts, log=attempt.log,
+        metrics=attempt.metrics, directory=attempt.directory, checkpoint=attempt.checkpoint,
+    )  # fmt: skip
 
 
 def _json(stage: Provenance) -> _OriginJson:
-    return filled(
-        _OriginJson,
-        stage,
-        attempts=[_try_json(attempt) for attempt in stage.attempts],
+    return _OriginJson(
+        key=stage.key,
+        stage=stage.stage,
+        name=stage.name,
+        parents=stage.parents,
+        decisive=stage.decisive,
+        cell=stage.cell,
+        attempts=list(map(_try_json, stage.attempts)),
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
             for one in stage.forgotten
         ],
+        scores=list(map(ScoreJson.of, stage.scores)),
     )

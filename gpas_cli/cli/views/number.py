@@ -2,80 +2,106 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from rich.text import Text
 
 from gpas_cli.cli.console import say, say_fact
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
 from gpas_cli.spec.extensions import metrics
-from gpas_cli.state.usage import HoursJson
+from gpas_cli.state.usage import Usage
 from gpas_cli.statistics.stats import mean_interval
+from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, date_and_time, fixed, listed
 
 _NAMED = 6  # seeds in one line
 
 
-class _SeedOriginJson(TypedDict):
+class _SeedOriginJson(Document):
     """One run of a number in a table."""
 
     seed: Any
-    cell: Annotated[str, "grid/name", From("entry.id")]
+    cell: Annotated[str, "grid/name"]
     key: str
     state: str
-    value: NumberJson | None
-    base: Annotated[NumberJson | None, "the number of the same seed in the base row"]
-    attempt: Annotated[int | None, From("result.number")]
-    directory: Annotated[str | None, "in the folder of run directories", From("result.directory")]
-    host: Annotated[str | None, From("result.host")]
-    device: Annotated[str | None, From("result.hardware")]
-    ended: Annotated[float | None, "unix time", From("result.ended")]
-    environment: dict[str, Any]
+    value: Number | None
+    base: Annotated[Number | None, "the number of the same seed in the base row"]
+    attempt: int | None
+    directory: Annotated[str | None, "in the folder of run directories"]
+    host: str | None
+    device: str | None
+    ended: Annotated[float | None, "unix time"]
+    environment: Mapping[str, Any]
 
 
-class _PairedJson(TypedDict):
+class _PairedJson(Document):
     """The mean of the paired differences from the base."""
 
-    mean: NumberJson
+    mean: Number
     n: int
-    p: NumberJson | None
+    p: Number | None
 
 
-class _ComparedNumberJson(TypedDict):
+class _ComparedNumberJson(Document):
     """A number with the metric that published tables print."""
 
-    metric: Annotated[str, From("metric.name")]
-    mean: Annotated[NumberJson | None, From("cell.summary.mean")]
+    metric: str
+    mean: Number | None
 
 
-class TableNumberJson(TypedDict):
+class TableNumberJson(Document):
     """A number of a table, and what it was computed from."""
 
     grid: str
-    cell: Annotated[str, "the words that name it: ROW,COLUMN", From("place.words")]
-    row: Annotated[dict[str, Any], From("place.row_labels")]
-    column: Annotated[dict[str, Any], From("place.column_labels")]
-    metric: Annotated[str, From("place.metric.name")]
-    title: Annotated[str, "what the metric is", From("place.metric.title")]
-    mean: Annotated[NumberJson | None, From("place.cell.summary.mean")]
-    std: Annotated[NumberJson | None, From("place.cell.summary.std")]
-    n: Annotated[int, From("place.cell.n")]
-    status: Annotated[str, "why numbers are missing, empty if none is", From("place.cell.status")]
-    delta: Annotated[_PairedJson | None, From("place.cell.delta")]
-    base: Annotated[str | None, "the words that name the base", From("place.base.words")]
+    cell: Annotated[str, "the words that name it: ROW,COLUMN"]
+    row: Mapping[str, Any]
+    column: Mapping[str, Any]
+    metric: str
+    title: Annotated[str, "what the metric is"]
+    mean: Number | None
+    std: Number | None
+    n: int
+    status: Annotated[str, "why numbers are missing, empty if none is"]
+    delta: _PairedJson | None
+    base: Annotated[str | None, "the words that name the base"]
     compared: Annotated[_ComparedNumberJson, "our number to compare with the published ones"]
-    published: list[PublishedNumber]
-    seeds: list[_SeedOriginJson]
-    code: Annotated[list[Code], From("codes")]
-    hours: Annotated[HoursJson, "of all attempts at its cells", From("spent")]
-    command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
-    other_cells: Annotated[int, "further cells that this command runs", From("others")]
+    published: Sequence[PublishedNumber]
+    seeds: Sequence[_SeedOriginJson]
+    code: Sequence[Code]
+    hours: Annotated[Usage, "of all attempts at its cells"]
+    command: Annotated[Sequence[str], "the words of the command that makes the number in an empty project"]
+    other_cells: Annotated[int, "further cells that this command runs"]
+
+
+def number_json(origin: NumberOrigin) -> TableNumberJson:
+    """Return the origin of a number of a table for `--json`."""
+    place, cell = origin.place, origin.place.cell
+    compared = origin.compared.cell.summary
+    return TableNumberJson(
+        grid=origin.grid, cell=place.words, row=place.row_labels, column=place.column_labels,
+        metric=place.metric.name, title=place.metric.title, mean=cell.summary.mean if cell.summary else None,
+        std=cell.summary.std if cell.summary else None, n=cell.n, status=cell.status,
+        delta=_PairedJson(mean=cell.delta.mean, n=cell.delta.n, p=cell.delta.p) if cell.delta else None,
+        base=place.base.words if place.base else None,
+        compared=_ComparedNumberJson(metric=origin.compared.metric.name, mean=compared.mean if compared else None),
+        published=origin.published, seeds=list(map(_seed_json, origin.seeds)), code=origin.codes, hours=origin.spent,
+        command=origin.command, other_cells=origin.others,
+    )  # fmt: skip
+
+
+def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
+    found = seed.result
+    return _SeedOriginJson(
+        seed=seed.seed, cell=seed.entry.id, key=seed.key, state=seed.state, value=seed.value, base=seed.base,
+        attempt=found.number if found else None, directory=(found.directory or None) if found else None,
+        host=(found.host or None) if found else None, device=(found.hardware or None) if found else None,
+        ended=found.ended if found else None, environment=seed.environment,
+    )  # fmt: skip
 
 
 def print_number(origin: NumberOrigin) -> None:

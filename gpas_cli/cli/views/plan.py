@@ -2,33 +2,35 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.states import COLOURS
+from gpas_cli.cli.views.states import COLOURS, LabelledCellJson
 from gpas_cli.data.text_usage import MissingText
-from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
-from gpas_cli.spec.run import SHARDED
 from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.structure import FLAT, OPTIONAL, Document
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
 
-class _PlannedCellJson(LabelledCellJson):
+class _PlannedCellJson(Document):
     """One cell of a plan."""
 
+    cell: LabelledCellJson = field(metadata=FLAT)
     action: Annotated[
         str, "its state, `new` for one without an attempt, `invalid` for one that cannot be run to its end here"
     ]
@@ -36,108 +38,101 @@ class _PlannedCellJson(LabelledCellJson):
     will_run: Annotated[bool, "whether `gpas run` starts a job for it"]
 
 
-class _EstimateJson(TypedDict):
-    """What the jobs to start will take."""
-
-    gpu_hours: float
-    core_hours: float
-    longest_hours: Annotated[float, "the longest chain of jobs"]
-    wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
-    slots: Annotated[int, "jobs at once on this machine"]
-    tokens: Annotated[float, "trained tokens, with padding, and a third of the evaluated ones"]
-    basis: Annotated[list[str], "where the speeds come from"]
-
-
-class ShrunkJson(TypedDict):
+class ShrunkJson(Document):
     """The settings that `--shrink` changed, and where the results are."""
 
-    folder: Annotated[str, "where the text and the results are"]
+    folder: Annotated[Path, "where the text and the results are"]
     left_out: Annotated[int, "cells that differ from others only in the seed"]
-    settings: list[ShrunkSetting]
+    settings: Sequence[ShrunkSetting]
 
 
-class _JobMemoryJson(TypedDict):
+class _JobMemoryJson(Document):
     """The predicted memory of each GPU of the trainings of one size and recipe, in bytes, at the peak of an update."""
 
-    size: str
-    jobs: int
-    gpu: Annotated[str, "the kind of GPU"]
-    devices: Annotated[int, "GPUs of a job"]
-    strategy: Annotated[str, ("none", "ddp", *SHARDED)]
-    recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
-    micro_batch: Annotated[int, "rows at once"]
-    device_bytes: Annotated[int, "what the GPU has"]
-    weights: int
-    gradients: int
-    state: Annotated[int, "of the optimizer"]
-    gathered: Annotated[int, "tables of a sharded network that are gathered for a whole pass"]
-    activations: int
-    working: Annotated[int, "temporary: logits, gradients within a layer"]
+    job: JobMemory = field(metadata=FLAT)
     total: int
     fits: bool
 
 
-@dataclass(frozen=True)
-class _SizeElsewhereJson(SizeCost):
+class _SizeElsewhereJson(Document):
     """The cells of one size on GPUs that this machine does not have."""
 
+    size: SizeCost = field(metadata=FLAT)
     assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
 
 
-class _ElsewhereJson(TypedDict):
+class _ElsewhereJson(Document):
     """What the jobs that ask for more GPUs than this machine has would take on other GPUs."""
 
-    gpus: Annotated[list[str], "kinds of GPU with the same peak, and so the same estimate"]
+    gpus: Annotated[Sequence[str], "kinds of GPU with the same peak, and so the same estimate"]
     number: Annotated[int, "GPUs that the jobs share"]
     gpu_hours: float
     longest_hours: Annotated[float, "the longest chain of jobs"]
     wall_hours: Annotated[float, "until all have ended"]
     basis: str
-    sizes: list[_SizeElsewhereJson]
+    sizes: Sequence[_SizeElsewhereJson]
 
 
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
-    cells: Annotated[list[_PlannedCellJson], From("rows")]
+    cells: Sequence[_PlannedCellJson]
     jobs: Annotated[int, "jobs to start"]
-    texts: Annotated[list[str], "corpora that a separate job tokenises first"]
-    stages: Annotated[dict[str, int], "how many stages are in which state"]
-    estimate: _EstimateJson
-    warnings: NotRequired[list[str]]
-    sizes: list[SizeCost]
-    stage_costs: list[StageCost]
+    texts: Annotated[Sequence[str], "corpora that a separate job tokenises first"]
+    stages: Annotated[Mapping[str, int], "how many stages are in which state"]
+    estimate: Estimate
+    warnings: Sequence[str]
+    sizes: Sequence[SizeCost]
+    stage_costs: Sequence[StageCost]
     cost: Annotated[float | None, "GPU-hours times --price"]
-    memory: Annotated[list[_JobMemoryJson], "empty if the kind of GPU is unknown"]
-    disk: Annotated[list[DiskUse], "what the jobs add to folders of this machine", From("storage.uses")]
-    untokenised: Annotated[list[MissingText], "what they add, by text", From("storage.texts")]
-    speed: Annotated[float | None, "tokens per second of a process, null if not measured", From("storage.speed")]
-    elsewhere: Annotated[list[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
-    shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
+    memory: Annotated[Sequence[_JobMemoryJson], "empty if the kind of GPU is unknown"]
+    disk: Annotated[Sequence[DiskUse], "what the jobs add to folders of this machine"]
+    untokenised: Annotated[Sequence[MissingText], "what they add, by text"]
+    speed: Annotated[float | None, "tokens per second of a process, null if not measured"]
+    elsewhere: Annotated[Sequence[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
+    shrunk: Annotated[ShrunkJson | None, "with --shrink"] = field(default=None, metadata=OPTIONAL)
 
 
 def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | None = None) -> PlanJson:
     """Return the document of a plan. `shrunk`: what was shrunk for a smoke test."""
-    return filled(
-        PlanJson,
-        planned,
+    return PlanJson(
+        cells=[
+            _PlannedCellJson(
+                cell=LabelledCellJson.of(row.entry), action=row.action, detail=row.detail, will_run=row.will_run
+            )
+            for row in planned.rows
+        ],
         jobs=len(planned.jobs),
         texts=[job.name for job in planned.texts],
+        stages=planned.stages,
+        estimate=planned.estimate,
+        warnings=planned.warnings,
+        sizes=planned.sizes,
+        stage_costs=planned.stage_costs,
         cost=None if price is None else price * planned.estimate.gpu_hours,
-        memory=[filled(_JobMemoryJson, one, one.memory) for one in planned.memory],
+        memory=[_JobMemoryJson(job=one, total=one.memory.total, fits=one.memory.fits) for one in planned.memory],
+        disk=planned.storage.uses,
+        untokenised=planned.storage.texts,
+        speed=planned.storage.speed,
         elsewhere=[_elsewhere_json(one) for one in planned.elsewhere],
-        **({"shrunk": shrunk} if shrunk else {}),
-    )
+        shrunk=shrunk,
+    )  # fmt: skip
 
 
 def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:
-    sizes = [
-        _SizeElsewhereJson(**vars(size), assumed_mfu=cost.machine.share(size.parameters))
-        for size in cost.sizes
-        if size.jobs
-    ]
-    gpus = {"gpus": cost.names, "number": cost.machine.number, "wall_hours": cost.estimate.wall_hours or 0.0}
-    return filled(_ElsewhereJson, cost.estimate, basis=basis([cost]), sizes=sizes, **gpus)
+    return _ElsewhereJson(
+        gpus=cost.names,
+        number=cost.machine.number,
+        gpu_hours=cost.estimate.gpu_hours,
+        longest_hours=cost.estimate.longest_hours,
+        wall_hours=cost.estimate.wall_hours or 0.0,
+        basis=basis([cost]),
+        sizes=[
+            _SizeElsewhereJson(size=size, assumed_mfu=cost.machine.share(size.parameters))
+            for size in cost.sizes
+            if size.jobs
+        ],
+    )
 
 
 def render(
@@ -211,11 +206,11 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
 
 def render_shrunk(shrunk: ShrunkJson) -> RenderableType:
     """Return the settings that were shrunk, before and after, and where the results are."""
-    rows = [(one.setting, _shown(one.before), _shown(one.after)) for one in shrunk["settings"]]
+    rows = [(one.setting, _shown(one.before), _shown(one.after)) for one in shrunk.settings]
     text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
-    left_out = shrunk["left_out"]
+    left_out = shrunk.left_out
     seeds = f" {count(left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
-    lines = (text + (seeds if left_out else ""), f"Results are in a separate folder, {shrunk['folder']}.")
+    lines = (text + (seeds if left_out else ""), f"Results are in a separate folder, {shrunk.folder}.")
     return Group(Columns(("setting", "declared", "shrunk"), rows), *map(Text, lines))
 
 
@@ -261,7 +256,7 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
 
 
 def _texts(planned: Plan) -> Iterator[str]:
-    """Yield how each text is tokenised that is not, and how long that takes, as far as it was measured here."""
+    """Yield how each untokenised text will be tokenised, and how long that takes if it was measured here."""
     cores, speed = max((job.resources.cpus for job in planned.texts), default=1), planned.storage.speed
     how = f"in a job with {count(cores, 'core')}" if planned.texts else "by the first job that reads it"
     for text in planned.storage.texts:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
+from gpas_cli.documents import CellStateJson
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import PRETRAIN, Metric, called
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, Progress, SchedulerJob
+from gpas_cli.structure import FLAT, Document, Number
 from gpas_cli.words import clock_time, count, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import
@@ -22,32 +26,58 @@ COLOURS = {
 }  # fmt: skip
 
 
-class SlurmJobJson(TypedDict):
+class CellNameJson(Document):
+    """A cell of a grid; a cell that several grids have is in the list of each."""
+
+    key: Annotated[str, "content key: 16 hex digits"]
+    grid: str
+    name: Annotated[str, "the name within the grid; grid/name is unique"]
+
+    @classmethod
+    def of(cls, entry: Entry) -> CellNameJson:
+        """Return the name of a cell."""
+        return cls(key=entry.key, grid=entry.grid, name=entry.name)
+
+
+class LabelledCellJson(CellNameJson):
+    """A cell with its label on every axis."""
+
+    axes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entry: Entry) -> LabelledCellJson:
+        """Return the name and the labels of a cell."""
+        return cls(key=entry.key, grid=entry.grid, name=entry.name, axes=entry.axes)
+
+
+class SlurmJobJson(Document):
     """What SLURM reports about a cell's job; all null if it reports nothing."""
 
-    job: str | None
-    node: str | None
-    partition: str | None
-    reason: Annotated[str | None, "why it waits"]
-    position: Annotated[int | None, "its place among the jobs that wait"]
-    waiting: Annotated[int | None, "how many jobs wait"]
-    expected_start: Annotated[float | None, "unix time"]
+    job: str | None = None
+    node: str | None = None
+    partition: str | None = None
+    reason: Annotated[str | None, "why it waits"] = None
+    position: Annotated[int | None, "its place among the jobs that wait"] = None
+    waiting: Annotated[int | None, "how many jobs wait"] = None
+    expected_start: Annotated[float | None, "unix time"] = None
 
 
-class GridSummaryJson(TypedDict):
+class GridSummaryJson(Document):
     """One grid in numbers."""
 
     grid: str
     cells: int
-    states: dict[str, int]
+    states: Mapping[str, int]
     ends: Annotated[
         float | None, "unix time of the expected end; null unless cells run and all others without a result are queued"
     ]
 
 
-class CellStatusJson(LabelledCellJson, SlurmJobJson):
+class CellStatusJson(Document):
     """The state of one cell and its evidence."""
 
+    cell: LabelledCellJson = field(metadata=FLAT)
+    job: SlurmJobJson = field(metadata=FLAT)
     state: CellStateJson
     outcome: Annotated[str | None, "the outcome in the journal of the decisive attempt"]
     stage: Annotated[str, "the first stage without a result, or the last one"]
@@ -55,13 +85,13 @@ class CellStatusJson(LabelledCellJson, SlurmJobJson):
     age: Annotated[float | None, "seconds since the newest evidence"]
     cause: str | None
     attempt: int | None
-    directory: str | None
+    directory: Path | None
     step: int | None
     steps: int | None
     spikes: int | None
     skipped: int | None
     warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
-    metrics: dict[str, NumberJson]
+    metrics: Mapping[str, Number]
 
 
 def once(states: Iterable[CellStatus]) -> list[CellStatus]:
@@ -161,7 +191,7 @@ def grids_json(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> l
     """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
     ends = {grid: use.ends_at for grid, use in uses.items()}
     return [
-        {"grid": grid, "cells": counts.total(), "states": counts, "ends": ends.get(grid)}
+        GridSummaryJson(grid=grid, cells=counts.total(), states=counts, ends=ends.get(grid))
         for grid, counts in _counts(states).items()
     ]
 
@@ -173,17 +203,24 @@ def ends(use: GridUsage) -> str:
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
-    found = called(state.state, state.metrics)
-    return filled(CellStatusJson, state, state.progress, **job_json(state.job), state=found)
+    progress = state.progress
+    return CellStatusJson(
+        cell=LabelledCellJson.of(state.entry), job=job_json(state.job), state=called(state.state, state.metrics),
+        outcome=state.outcome or None, stage=state.stage, evidence=state.evidence, age=state.age,
+        cause=state.cause or None, attempt=state.attempt, directory=state.directory,
+        step=progress.step if progress else None, steps=progress.steps if progress else None,
+        spikes=progress.spikes if progress else None, skipped=progress.skipped if progress else None,
+        warnings=state.warnings, metrics=state.metrics,
+    )  # fmt: skip
 
 
 def job_json(job: SchedulerJob | None) -> SlurmJobJson:
-    """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
+    """Return what SLURM reports about a cell's job; `position` is out of `waiting`."""
     if job is None:
-        return filled(SlurmJobJson, None)
+        return SlurmJobJson()
     waits = job.pending
-    return {
-        "job": job.id, "node": job.nodes or None, "partition": job.partition or None,
-        "reason": job.reason if waits else None, "position": job.place or None, "waiting": job.waiting or None,
-        "expected_start": job.start or None if waits else None,
-    }  # fmt: skip
+    return SlurmJobJson(
+        job=job.id, node=job.nodes or None, partition=job.partition or None,
+        reason=job.reason if waits else None, position=job.place or None, waiting=job.waiting or None,
+        expected_start=job.start or None if waits else None,
+    )  # fmt: skip

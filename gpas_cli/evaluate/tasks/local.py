@@ -25,16 +25,8 @@ from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.tasks import TaskUnavailable
-from gpas_cli.evaluate.tasks.forms import (
-    DEFAULT_FORM,
-    FORMS,
-    PROMPT_VERSION,
-    FormError,
-    Prompted,
-    document_of,
-    form_of,
-    is_adapter_record,
-)
+from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
+from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
 from gpas_cli.evaluate.tasks.hub import IN_FILES, HubGenerated, HubSquad, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
@@ -166,7 +158,7 @@ def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
         try:
             adapted = is_adapter_record(record) if adapted is None else adapted
             if is_adapter_record(record) != adapted:
-                raise FormError("only one of this and the first record is of LLM-Adapters; a file has one kind")
+                raise FormError("this record and the first one are of different kinds: only one is of LLM-Adapters")
             document = document_of(record, task) if adapted else record
             form_of(task).read(document)
             documents.append(document)

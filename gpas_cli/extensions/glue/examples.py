@@ -28,7 +28,7 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, nearest
-from gpas_cli.extensions.glue import HUB, REVISION, TASKS, TRAIN, Glue, Task
+from gpas_cli.extensions.glue.stage import HUB, REVISION, TASKS, TRAIN, Glue, Task
 
 _SETTING = "glue.data"
 _FEWEST, _MOST = 4, 12  # words of a line of the embedded tasks
@@ -66,7 +66,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The rows of a task: those to train on, and those of each score."""
+    """The rows of a task: for training, and for each score."""
 
     task: Task
     train: LabelledRows

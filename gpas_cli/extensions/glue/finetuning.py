@@ -25,8 +25,8 @@ from gpas_cli.data.loader import MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.downstream import standard_error
 from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spike, Step, Warned
-from gpas_cli.extensions.glue import Glue
 from gpas_cli.extensions.glue.examples import LabelledRows, TaskRows, prepare_task
+from gpas_cli.extensions.glue.stage import Glue
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import recorded_events

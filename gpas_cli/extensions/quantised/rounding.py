@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 
 from gpas_cli.evaluate.removal import Subject
 from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
-from gpas_cli.extensions.quantised import PERPLEXITY, RISE, UNQUANTISED, Quantised
+from gpas_cli.extensions.quantised.stage import PERPLEXITY, RISE, UNQUANTISED, Quantised
 from gpas_cli.model.llama import Llama
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.evaluate import evaluate

@@ -45,7 +45,7 @@ _installed = cache(paper_claims)
 
 
 def all_claims(experiments: Experiments) -> dict[str, _Sizes]:
-    """Return the claims of the file, then those of the papers; a claim of the file replaces one of the same name."""
+    """Return the claims of the file, then the papers'; a claim of the file replaces one of the same name."""
     found = dict(experiments.claims)
     for pack in experiments.packs.values():
         claims = _installed(pack) if pack.installed else paper_claims(pack, experiments)

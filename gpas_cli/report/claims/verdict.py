@@ -10,9 +10,9 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
-from gpas_cli.documents import DocumentJson, From, NumberJson, filled
+from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Source
 from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Pair
@@ -20,6 +20,7 @@ from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
 from gpas_cli.statistics.stats import holm
+from gpas_cli.structure import Document, Number
 from gpas_cli.words import count
 
 WORDS = (SUPPORTED, CONTRADICTED, UNDECIDED)
@@ -84,7 +85,7 @@ class Part:
         return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high < math.inf else math.inf)
 
     def scale(self) -> float:
-        """Return the largest of the compared numbers, or of their logarithms: effects are exact up to its rounding."""
+        """Return the largest of the compared numbers, or of their logarithms. Its rounding limits the effects."""
         measured = (one.value for pair in self.pairs for one in pair.measured)
         finite = [abs(value) for value in measured if value is not None and math.isfinite(value)]
         if self.comparison.logarithmic:  # a relative error of a number is an absolute one of its logarithm
@@ -103,7 +104,7 @@ class Part:
         return f"{count(seeds, 'seed')} left out: the number is {why}" if seeds else ""
 
     def shown(self, effect: float) -> float:
-        """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
+        """Convert an effect from the scale of the test to units of the value: a logarithm to its ratio."""
         if not self.comparison.logarithmic or effect == math.inf:
             return effect
         return math.exp(min(effect, _LARGEST_LOG))
@@ -174,29 +175,27 @@ class Verdict:
 VerdictWord = Annotated[str, ("supported", "contradicted", "undecided")]
 
 
-class _ClaimSeedJson(TypedDict):
+class _ClaimSeedJson(Document):
     """One seed of one part."""
 
     seed: Annotated[Any, "the label on the axis of seeds"]
-    own: Annotated[NumberJson | None, "the number of the subject; inf or -inf for a run that diverged"]
-    base: Annotated[NumberJson | None, "the number of the base; null too if values are compared"]
-    effect: Annotated[
-        NumberJson | None, "difference, ratio or value; null if a number is missing or both runs diverged"
-    ]
+    own: Annotated[Number | None, "the number of the subject; inf or -inf for a run that diverged"]
+    base: Annotated[Number | None, "the number of the base; null too if values are compared"]
+    effect: Annotated[Number | None, "difference, ratio or value; null if a number is missing or both runs diverged"]
     cells: Annotated[
-        list[str],
+        Sequence[str],
         "grid/name of the subject, of the base, of the cells that `best` compares them with, and the same for `across`",
     ]
-    states: list[str]
+    states: Sequence[str]
 
 
-class ClaimPartJson(TypedDict):
+class ClaimPartJson(Document):
     """One comparison at one combination of labels."""
 
     title: str
-    labels: Annotated[dict[str, Any], "the labels on the axes `by`"]
-    compare: Annotated[str, ("difference", "ratio", "value"), From("comparison.compare")]
-    value: Annotated[str, "the number that is compared, in words", From("comparison.value.title")]
+    labels: Annotated[Mapping[str, Any], "the labels on the axes `by`"]
+    compare: Annotated[str, ("difference", "ratio", "value")]
+    value: Annotated[str, "the number that is compared, in words"]
     low: Annotated[float | None, "the claimed interval of the effect; null: unbounded"]
     high: float | None
     verdict: VerdictWord
@@ -204,74 +203,81 @@ class ClaimPartJson(TypedDict):
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
     interval: Annotated[tuple[float, float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]
-    adjusted_p: Annotated[float | None, "by Holm over the parts of the claim", From("adjusted")]
+    adjusted_p: Annotated[float | None, "by Holm over the parts of the claim"]
     n: Annotated[int, "seeds with an effect"]
     needed: Annotated[int | None, "further seeds that decide with a probability of 80 % at today's effect and spread"]
     needed_range: Annotated[tuple[int | None, int | None], "the same at the ends of the effect's 80 % interval"]
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
-    published_by: Annotated[dict[str, float], "the same by source, for every source that has one", From("printed")]
+    published_by: Annotated[Mapping[str, float], "the same by source, for every source that has one"]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
-    seeds: list[_ClaimSeedJson]
+    seeds: Sequence[_ClaimSeedJson]
 
 
-class _MissingRunJson(TypedDict):
+class _MissingRunJson(Document):
     """A run without the number."""
 
-    cell: Annotated[str, From("entry.id")]
+    cell: str
     key: str
     state: str
 
 
-class ClaimJson(TypedDict):
+class ClaimJson(Document):
     """One claim at one size."""
 
-    name: Annotated[str, From("claim.name")]
-    statement: Annotated[str, From("claim.statement")]
-    source: Annotated[Source, From("claim.source")]
-    toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about", From("claim.toy")]
-    grids: Annotated[list[str], From("claim.grids")]
+    name: str
+    statement: str
+    source: Source
+    toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about"]
+    grids: Sequence[str]
     verdict: VerdictWord
     reason: str
     p: Annotated[
         float | None, "the largest p of the parts, all of which must hold; if contradicted, the smallest adjusted"
     ]
     needed: Annotated[int | None, "further seeds with which every part would be decided"]
-    parts: list[ClaimPartJson]
-    missing: list[_MissingRunJson]
+    parts: Sequence[ClaimPartJson]
+    missing: Sequence[_MissingRunJson]
     command: Annotated[str, "brings the claim nearer to a verdict; empty if it is decided or its runs are under way"]
 
 
 class ClaimsJson(DocumentJson):
     """`gpas claims --json`."""
 
-    claims: list[ClaimJson]
+    claims: Sequence[ClaimJson]
 
 
 def claim_json(verdict: Verdict) -> ClaimJson:
     """Return the verdict on a claim for JSON."""
-    return filled(ClaimJson, verdict, parts=[_part(part) for part in verdict.parts])
+    claim = verdict.claim
+    return ClaimJson(
+        name=claim.name, statement=claim.statement, source=claim.source, toy=claim.toy, grids=claim.grids,
+        verdict=verdict.verdict, reason=verdict.reason, p=verdict.p, needed=verdict.needed,
+        parts=list(map(_part, verdict.parts)),
+        missing=[_MissingRunJson(cell=run.entry.id, key=run.key, state=run.state) for run in verdict.missing],
+        command=verdict.command,
+    )  # fmt: skip
 
 
 def _part(part: Part) -> ClaimPartJson:
     comparison = part.comparison
-    return filled(
-        ClaimPartJson,
-        part,
+    return ClaimPartJson(
+        title=part.title, labels=part.labels, compare=comparison.compare, value=comparison.value.title,
         low=comparison.low if math.isfinite(comparison.low) else None,
         high=comparison.high if math.isfinite(comparison.high) else None,
-        seeds=[
-            {
-                "seed": pair.seed,
-                "own": pair.own.value,
-                "base": pair.base.value if pair.base else None,
-                "effect": None if pair.effect is None else part.shown(pair.effect),
-                "cells": [one.status.entry.id for one in pair.measured],
-                "states": [one.status.state for one in pair.measured],
-            }
-            for pair in part.pairs
-        ],
-    )
+        verdict=part.verdict, test=part.test, effect=part.effect, interval=part.interval, p=part.p,
+        adjusted_p=part.adjusted, n=part.n, needed=part.needed, needed_range=part.needed_range,
+        diverged=part.diverged, published=part.published, published_by=part.printed, reason=part.reason,
+        seeds=[_seed(part, pair) for pair in part.pairs],
+    )  # fmt: skip
+
+
+def _seed(part: Part, pair: Pair) -> _ClaimSeedJson:
+    return _ClaimSeedJson(
+        seed=pair.seed, own=pair.own.value, base=pair.base.value if pair.base else None,
+        effect=None if pair.effect is None else part.shown(pair.effect),
+        cells=[one.status.entry.id for one in pair.measured], states=[one.status.state for one in pair.measured],
+    )  # fmt: skip
 
 
 SEQUENTIAL = "sequential"  # the name of the test

@@ -7,16 +7,16 @@ axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
-from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.series import CellCurve, Points, Selection, Series, make_series
 from gpas_cli.report.labels import objective_title
 from gpas_cli.spec.stage import BINS_END
-from gpas_cli.statistics.stats import LEAST_POINTS, better
+from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
@@ -24,48 +24,41 @@ _NORMAL_COLOUR = 6
 _NORMAL_STEPS = 10  # points of its curve in a standard deviation
 
 
-class _MeanJson(TypedDict):
-    """A mean over the runs that a line stands for."""
-
-    mean: float
-    std: Annotated[float | None, "sample standard deviation; null for a single run"]
-    n: int
-
-
-class _PointJson(_MeanJson):
+class _PointJson(Document):
     """A mean at an update or, in curves by layer, at a layer counted from 1."""
 
+    at: Aggregate = field(metadata=FLAT)
     x: float
 
 
-class _DrawnRunJson(TypedDict):
+class _DrawnRunJson(Document):
     """The curve of one cell; points and spikes are pairs of x and y."""
 
-    name: Annotated[str, From("entry.id")]
-    key: Annotated[str, From("entry.key")]
-    over: Annotated[Any, "its label on the averaged axis: the seed", From("over_label")]
+    name: str
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
     points: Points
-    spikes: Annotated[Points, From("marks")]
+    spikes: Points
     final_norm: float | None
 
 
-class _SeriesJson(TypedDict):
+class _SeriesJson(Document):
     """One line of a figure."""
 
     title: str
-    labels: dict[str, Any]
+    labels: Mapping[str, Any]
     over: Annotated[str, "the averaged axis"]
     colour: Annotated[int, "hue: the scheme's, or a number from 0"]
     style: Annotated[int, "line style: 0 with a gate, 1 without one"]
     shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
-    points: list[_PointJson]
-    final_norm: Annotated[_MeanJson | None, "the value at the final norm, which is no layer"]
-    matrix: Annotated[list[list[float]] | None, "means of a heat map, a list for each row from the lowest"]
-    columns: Annotated[list[float] | None, "x of the heat map's columns"]
-    runs: list[_DrawnRunJson]
+    points: Sequence[_PointJson]
+    final_norm: Annotated[Aggregate | None, "the value at the final norm, which is no layer"]
+    matrix: Annotated[Sequence[Sequence[float]] | None, "means of a heat map, a list for each row from the lowest"]
+    columns: Annotated[Sequence[float] | None, "x of the heat map's columns"]
+    runs: Sequence[_DrawnRunJson]
 
 
-class _FrameJson(TypedDict):
+class FrameJson(Document):
     """One plot without what is drawn in it."""
 
     title: str
@@ -75,16 +68,17 @@ class _FrameJson(TypedDict):
     log_x: bool
     layers: Annotated[int, "the number of layers if x counts layers, else 0"]
     level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
-    bars: Annotated[bool, From("has_bars")]
+    bars: bool
     heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
     note: str
 
 
-class PlotJson(_FrameJson):
+class PlotJson(Document):
     """One plot: its axes, and what is drawn in it."""
 
-    series: list[_SeriesJson]
-    lines: list[Line]
+    frame: FrameJson = field(metadata=FLAT)
+    series: Sequence[_SeriesJson]
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)
@@ -197,27 +191,40 @@ def _when(runs: Sequence[CellCurve]) -> str:
     return f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
 
 
-def frame(figure: Figure) -> _FrameJson:
-    """Return everything about a plot but its series and lines, as plain data: title, axes and kind."""
-    return filled(_FrameJson, figure)
+def frame(figure: Figure) -> FrameJson:
+    """Return everything about a plot but its series and lines: title, axes and kind."""
+    return FrameJson(
+        title=figure.title, x=figure.x, y=figure.y, log=figure.log, log_x=figure.log_x, layers=figure.layers,
+        level=figure.level, bars=figure.has_bars, heat_map=figure.heat_map, note=figure.note,
+    )  # fmt: skip
 
 
 def as_json(figure: Figure) -> PlotJson:
     """Return a plot for JSON."""
-    return filled(PlotJson, figure, series=[_series_json(one) for one in figure.series])
+    return PlotJson(frame=frame(figure), series=list(map(_series_json, figure.series)), lines=figure.lines)
 
 
 def _series_json(series: Series) -> _SeriesJson:
     matrix = series.matrix()
-    return filled(
-        _SeriesJson,
-        series,
+    return _SeriesJson(
+        title=series.title,
+        labels=series.labels,
         over=series.runs[0].over,
-        points=[filled(_PointJson, at, x=x) for x, at in series.mean()],
+        colour=series.colour,
+        style=series.style,
+        shade=series.shade,
+        points=[_PointJson(at=at, x=x) for x, at in series.mean()],
         final_norm=series.final_norm(),
         matrix=matrix or None,
-        columns=list(series.columns()) if matrix else None,
-    )
+        columns=series.columns() if matrix else None,
+        runs=[
+            _DrawnRunJson(
+                name=run.entry.id, key=run.entry.key, over=run.over_label, points=run.points, spikes=run.marks,
+                final_norm=run.final_norm,
+            )
+            for run in series.runs
+        ],
+    )  # fmt: skip
 
 
 _GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"

@@ -78,7 +78,7 @@ def fit(points: Sequence[tuple[float, float]], level: float = _LEVEL) -> PowerLa
 
 _OURS = "ours"
 _DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
-_MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
+_MOST_BANDS = 4  # in a panel; with more methods, only the exponents' intervals are shown
 _NOTE = "fitted exponent ± half of its 95 % interval"
 _CURVE_POINTS = 40  # of a fitted curve
 _AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
@@ -101,11 +101,11 @@ class _Point:
 class Law:
     """The power law of one method over one of AXES, None if there are too few sizes."""
 
-    source: str
+    source: Annotated[str, "ours, or the source of the published numbers"]
     method: str
-    over: str
+    over: Annotated[str, ("parameters", "flops")]
     sizes: int
-    law: PowerLaw | None
+    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
 
     @property
     def words(self) -> str:

@@ -218,7 +218,7 @@ def _texts_by(part: Part, names: Sequence[str]) -> dict[str, str]:
 
 
 def _known(part: Part, names: Sequence[str]) -> list[str]:
-    """Return those of a text or a list of texts that are names; others are reported."""
+    """Return the names in a text or a list of texts; other texts are reported."""
     texts = part.texts()
     for text in texts:
         if text not in names:

@@ -1,4 +1,4 @@
-"""Notes below a table: what a reader must know besides the numbers, one sentence each."""
+"""Notes below a table: what a reader must know to use the numbers, one sentence each."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, bas
 from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
+from gpas_cli.structure import Number
 from gpas_cli.words import abbreviated, count, fixed, listed, verb
 
 _T = TypeVar("_T")
@@ -32,14 +33,14 @@ _NOTHING = TableCell()
 
 
 @dataclass(frozen=True)
-class _Gain:
+class Gain:
     """Our and a published difference between a method and its base, in units of the metric."""
 
     row: str
     column: str
     source: str
-    ours: float
-    published: float
+    ours: Number
+    published: Number
 
 
 def notes(table: Table) -> tuple[Note, ...]:
@@ -49,10 +50,10 @@ def notes(table: Table) -> tuple[Note, ...]:
     return (*table.remarks, *(note for make in _MAKERS for note in make(table)))
 
 
-def gains(table: Table) -> list[_Gain]:
+def gains(table: Table) -> list[Gain]:
     """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
-        _Gain(row.full_title, table.columns[i].title, source, cell.delta.mean, printed.delta)
+        Gain(row.full_title, table.columns[i].title, source, cell.delta.mean, printed.delta)
         for row, i, cell in _shown_cells(table)
         for source, printed in cell.printed.items()
         if cell.delta is not None and printed.delta is not None

@@ -10,15 +10,20 @@ import html
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from dataclasses import field
+from typing import Annotated, Any
 
-from gpas_cli.documents import DocumentJson, From, NumberJson, filled, plain
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.notes import gains, notes
+from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.notes import Gain, gains, notes
 from gpas_cli.report.tables.sheet import Sheet, Style, to_latex
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.spec.stage import Metric
+from gpas_cli.statistics.stats import Paired
+from gpas_cli.structure import FLAT, Document, Number, plain
 from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
@@ -207,7 +212,7 @@ def _to_markdown(sheet: Sheet) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class _MetricJson(TypedDict):
+class _MetricJson(Document):
     """The metric that a column shows."""
 
     name: str
@@ -216,146 +221,155 @@ class _MetricJson(TypedDict):
     better: Annotated[str, "lower, higher, or empty if neither is better"]
     digits: int
 
+    @classmethod
+    def of(cls, metric: Metric) -> "_MetricJson":
+        """Return the document of a metric."""
+        return cls(
+            name=metric.name, title=metric.title, unit=metric.unit, better=metric.better, digits=metric.digits
+        )  # fmt: skip
 
-class _DeltaJson(TypedDict):
+
+class _DeltaJson(Document):
     """The difference from the base: the mean over pairs of the same seed."""
 
-    mean: NumberJson
-    std: NumberJson | None
-    n: Annotated[int, "pairs"]
-    lower: Annotated[int, "pairs with a lower number than the base"]
-    higher: Annotated[int, "pairs with a higher number than the base"]
-    t: Annotated[NumberJson | None, "Student's t of the paired differences"]
-    p: Annotated[NumberJson | None, "its two-sided p value"]
+    numbers: Paired = field(metadata=FLAT)
     interval: Annotated[
         tuple[float, float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
     ]
 
 
-class _PublishedNumberJson(TypedDict):
+class _PublishedNumberJson(Document):
     """A number that a paper prints."""
 
-    value: Annotated[NumberJson | None, "null where the paper prints none: N/A, a dash"]
-    delta: NumberJson | None
-    tokens: Annotated[int | None, "tokens that its network was trained on, if stated", From("cell.tokens")]
-    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout", From("cell.text")]
-    deviations: list[Deviation]
-    remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
+    value: Annotated[Number | None, "null where the paper prints none: N/A, a dash"]
+    delta: Number | None
+    tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
+    deviations: Sequence[Deviation]
+    remarks: Annotated[Sequence[str], "misprints and unstated choices that concern it"]
 
 
-class _TableRunJson(TypedDict):
+class _TableRunJson(Document):
     """One run that a cell of the table is the mean of."""
 
-    name: Annotated[str, From("entry.id")]
+    name: str
     key: str
-    over: Annotated[Any, "its label on the averaged axis: the seed", From("seed")]
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
     state: str
-    value: NumberJson | None
-    stderr: Annotated[NumberJson | None, "the standard error of a score over the questions of its task"]
+    value: Number | None
+    stderr: Annotated[Number | None, "the standard error of a score over the questions of its task"]
     progress: float | None
 
 
-class _ContributedRunJson(_TableRunJson):
+class _ContributedRunJson(Document):
     """A run of somebody else, on what it ran, and the digests of its text."""
 
-    hardware: Annotated[str | None, From("result.hardware")]
-    code: Annotated[str | None, From("result.code")]
-    commit: Annotated[str | None, From("result.git_commit")]
-    text: Annotated[str | None, From("result.fingerprint")]
-    validation_text: Annotated[str | None, From("result.validation_fingerprint")]
+    run: _TableRunJson = field(metadata=FLAT)
+    hardware: str | None
+    code: str | None
+    commit: str | None
+    text: str | None
+    validation_text: str | None
 
 
-class _ContributedJson(TypedDict):
+class _ContributedJson(Document):
     """What one person has contributed to a cell, verified but not trained again; no other number includes it."""
 
-    mean: Annotated[NumberJson | None, From("summary.mean")]
-    std: Annotated[NumberJson | None, From("summary.std")]
+    mean: Number | None
+    std: Number | None
     n: Annotated[int, "runs with a result"]
-    delta: Annotated[NumberJson | None, "the mean difference from the person's own base", From("delta.mean")]
+    delta: Annotated[Number | None, "the mean difference from the person's own base"]
     status: str
-    runs: Annotated[list[_ContributedRunJson], From("statuses")]
+    runs: Sequence[_ContributedRunJson]
 
 
-class _TableCellJson(TypedDict):
+class _TableCellJson(Document):
     """One cell of a table."""
 
-    mean: Annotated[NumberJson | None, From("summary.mean")]
-    std: Annotated[NumberJson | None, From("summary.std")]
-    stderr: Annotated[NumberJson | None, "of a single run at a task: the standard error over the questions"]
+    mean: Number | None
+    std: Number | None
+    stderr: Annotated[Number | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
     delta: _DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
-    contributed: Annotated[dict[str, _ContributedJson], "by the name of the contributor"]
-    published: Annotated[dict[str, _PublishedNumberJson], From("printed")]
-    runs: Annotated[list[_TableRunJson], From("statuses")]
-    others: Annotated[list[_TableRunJson], "runs of the other settings, where the best of several is shown"]
+    contributed: Annotated[Mapping[str, _ContributedJson], "by the name of the contributor"]
+    published: Mapping[str, _PublishedNumberJson]
+    runs: Sequence[_TableRunJson]
+    others: Annotated[Sequence[_TableRunJson], "runs of the other settings, where the best of several is shown"]
 
 
-class _TableRowJson(TypedDict):
+class _TableRowJson(Document):
     """One row."""
 
     title: str
-    labels: dict[str, Any]
-    cells: list[_TableCellJson | None]
+    labels: Mapping[str, Any]
+    cells: Sequence[_TableCellJson | None]
 
 
-class _ColumnJson(TypedDict):
+class _ColumnJson(Document):
     """One column; `sources` are the papers whose numbers are beside it, `contributors` the people."""
 
     label: Any
     title: str
     metric: _MetricJson
-    sources: list[str]
-    contributors: list[str]
+    sources: Sequence[str]
+    contributors: Sequence[str]
+
+
+class _NoteJson(Document):
+    """A note below the table, and what it is about."""
+
+    kind: str
+    text: str
 
 
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
-    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
-    title: Annotated[str, From("spec.title")]
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
+    title: str
     metric: Annotated[_MetricJson, "the metric of the first column"]
-    rows: list[_TableRowJson]
-    columns: list[_ColumnJson]
-    papers: Annotated[dict[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
-    gains: list[dict[str, Any]]
-    notes: list[dict[str, Any]]
+    rows: Sequence[_TableRowJson]
+    columns: Sequence[_ColumnJson]
+    papers: Annotated[Mapping[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
+    gains: Sequence[Gain]
+    notes: Sequence[_NoteJson]
 
 
-class _PrintedCellJson(TypedDict):
+class _PrintedCellJson(Document):
     """A cell of a published table: the text as printed, and its numbers."""
 
-    text: Annotated[str, From("cell.text")]
+    text: str
     value: float | None
     delta: Annotated[float | None, "the printed difference from the base"]
-    mark: Annotated[str, "underlined, or empty", From("underlined")]
+    mark: Annotated[str, "underlined, or empty"]
 
 
-class _PrintedRowJson(TypedDict):
-    """A row; `band` is the heading above the rows that it belongs to."""
+class _PrintedRowJson(Document):
+    """A row; `band` is the heading above its group of rows."""
 
-    band: Annotated[str, From("section")]
+    band: str
     title: str
-    cells: Annotated[list[_PrintedCellJson], From("as_printed")]
+    cells: Sequence[_PrintedCellJson]
 
 
-class PrintedTableJson(TypedDict):
+class PrintedTableJson(Document):
     """A table as its paper prints it; two tables under one caption have the same name."""
 
-    name: Annotated[str, "SOURCE:NUMBER", From("printed")]
-    title: Annotated[str, From("spec.title")]
+    name: Annotated[str, "SOURCE:NUMBER"]
+    title: str
     corner: Annotated[str, "the heading of the titles of the rows"]
-    columns: list[str]
-    rows: list[_PrintedRowJson]
-    notes: Annotated[list[str], "why no grid has a cell of it, and misprints and unstated choices"]
+    columns: Sequence[str]
+    rows: Sequence[_PrintedRowJson]
+    notes: Annotated[Sequence[str], "why no grid has a cell of it, and misprints and unstated choices"]
 
 
 class TablesJson(DocumentJson):
     """`gpas table --json` of several tables."""
 
-    tables: list[TableJson]
+    tables: Sequence[TableJson]
 
 
 def to_json(table: Table) -> str:
@@ -366,33 +380,88 @@ def to_json(table: Table) -> str:
 
 def table_json(table: Table) -> TableJson:
     """Return the whole table as a document."""
-    rows = [
-        {
-            "title": row.full_title,
-            "labels": dict(zip(table.spec.rows, row.key, strict=True)),
-            "cells": [_json_cell(cell) for cell in row.cells],
-        }
-        for row in table.rows
-    ]
-    said = [{"kind": note.kind, "text": note.text} for note in notes(table)]
-    return filled(TableJson, table, rows=rows, gains=gains(table), notes=said)
+    return TableJson(
+        name=table.printed or None,
+        title=table.spec.title,
+        metric=_MetricJson.of(table.metric),
+        rows=[
+            _TableRowJson(
+                title=row.full_title,
+                labels=dict(zip(table.spec.rows, row.key, strict=True)),
+                cells=[_cell_json(cell) if cell.statuses else None for cell in row.cells],
+            )
+            for row in table.rows
+        ],
+        columns=[
+            _ColumnJson(
+                label=column.label, title=column.title, metric=_MetricJson.of(column.metric),
+                sources=column.sources, contributors=column.contributors,
+            )
+            for column in table.columns
+        ],
+        papers=table.papers,
+        gains=gains(table),
+        notes=[_NoteJson(kind=note.kind, text=note.text) for note in notes(table)],
+    )  # fmt: skip
 
 
-def _json_cell(cell: TableCell) -> _TableCellJson | None:
-    if not cell.statuses:
-        return None
-    delta = filled(_DeltaJson, cell.delta, cell) if cell.delta else None
-    return filled(_TableCellJson, cell, wanted=len(cell.statuses), delta=delta)
+def _cell_json(cell: TableCell) -> _TableCellJson:
+    return _TableCellJson(
+        mean=cell.summary.mean if cell.summary else None, std=cell.summary.std if cell.summary else None,
+        stderr=cell.stderr, n=cell.n, wanted=len(cell.statuses),
+        delta=_DeltaJson(numbers=cell.delta, interval=cell.interval) if cell.delta else None, mark=cell.mark,
+        status=cell.status, contributed={name: _contributed_json(own) for name, own in cell.contributed.items()},
+        published={source: _published_json(printed) for source, printed in cell.printed.items()},
+        runs=list(map(_run_json, cell.statuses)), others=list(map(_run_json, cell.others)),
+    )  # fmt: skip
+
+
+def _run_json(run: EntryStatus) -> _TableRunJson:
+    return _TableRunJson(
+        name=run.entry.id, key=run.key, over=run.seed, state=run.state, value=run.value, stderr=run.stderr,
+        progress=run.progress,
+    )  # fmt: skip
+
+
+def _published_json(printed: Printed) -> _PublishedNumberJson:
+    return _PublishedNumberJson(
+        value=printed.value, delta=printed.delta, tokens=printed.cell.tokens, text=printed.cell.text,
+        deviations=printed.deviations, remarks=printed.remarks,
+    )  # fmt: skip
+
+
+def _contributed_json(cell: TableCell) -> _ContributedJson:
+    runs = [
+        _ContributedRunJson(
+            run=_run_json(run), hardware=found.hardware or None, code=found.code or None,
+            commit=found.git_commit or None, text=found.fingerprint or None,
+            validation_text=found.validation_fingerprint or None,
+        )
+        for run in cell.statuses
+        if (found := run.result)
+    ]  # fmt: skip
+    return _ContributedJson(
+        mean=cell.summary.mean if cell.summary else None, std=cell.summary.std if cell.summary else None, n=cell.n,
+        delta=cell.delta.mean if cell.delta else None, status=cell.status, runs=runs,
+    )  # fmt: skip
 
 
 def printed_json(table: Table) -> PrintedTableJson:
     """Return a table as printed as a document."""
-    return filled(
-        PrintedTableJson,
-        table,
-        columns=[column.title for column in table.columns],
-        notes=[note.text for note in table.remarks],
-    )
+    rows = [
+        _PrintedRowJson(
+            band=row.section, title=row.title,
+            cells=[
+                _PrintedCellJson(text=one.cell.text, value=one.value, delta=one.delta, mark=one.underlined)
+                for one in row.as_printed
+            ],
+        )
+        for row in table.rows
+    ]  # fmt: skip
+    return PrintedTableJson(
+        name=table.printed, title=table.spec.title, corner=table.corner, rows=rows,
+        columns=[column.title for column in table.columns], notes=[note.text for note in table.remarks],
+    )  # fmt: skip
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

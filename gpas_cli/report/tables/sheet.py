@@ -207,7 +207,7 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, rules: f
     """
     label, *widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
     left = room - spacing.edges - sum(spacing.gap + width for width in widths)
-    # rich puts a character between two columns, besides the padding.
+    # rich puts a character between two columns, in addition to the padding.
     padding = (0, 1) if spacing.edges else (0, spacing.gap - 1, 0, 0)
     drawn = RichTable(box=SIMPLE_HEAD, show_edge=spacing.edges > 0, pad_edge=False, padding=padding)
     for i, width in enumerate((max(min(label, left), _NARROWEST_LABEL), *widths)):

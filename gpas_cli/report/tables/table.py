@@ -39,8 +39,8 @@ from gpas_cli.statistics import stats
 class Printed:
     """A published cell beside one of ours, and its difference from the published base.
 
-    deviations: where our cell differs from the recipe of the number. unserved: why none of our cells is beside it
-    there, "" if one is.
+    deviations: where our cell differs from the recipe of the number. unserved: why no cell of ours
+    matches it; "" if one does.
     """
 
     cell: PublishedCell

@@ -1,7 +1,9 @@
 """The scheduler of a SLURM cluster. A submission is one job array; its folder lists what each element runs.
 
-client       run sbatch, squeue, sacct, scontrol, scancel with a time limit; whether they are there, what they report
-             about jobs, and what SLURM's job states mean
+client       run sbatch, squeue, sacct, scontrol, scancel with a time limit; whether they are there
+job          one array element as SLURM reports it; what SLURM's job states mean
+squeue       what squeue, or scontrol, reports about jobs
+accounting   what sacct reports about jobs that have ended
 queue        one cached query for the jobs of all submissions; run directory + claim + queue -> the state of a stage
 submission   runs/.slurm/<name>/, recorded before sbatch is called; the name is the array's job name
 script       resources -> sbatch text, by submitit

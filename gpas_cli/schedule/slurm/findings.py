@@ -28,6 +28,7 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, probe, script
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
+from gpas_cli.schedule.slurm.job import ENDED, plain
 from gpas_cli.schedule.slurm.submission import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
@@ -118,7 +119,7 @@ def _record_state(asked: _NodeProbe, state: str, reason: str) -> None:
     asked.reason = "" if reason == "None" else reason
     if state == "PENDING" and reason.startswith(_PERMANENT_REASONS):
         asked.problem = f"its job cannot start: {reason}"
-    elif client.plain(state) in client.ENDED:
+    elif plain(state) in ENDED:
         asked.ended = asked.ended or time.monotonic()
         if time.monotonic() - asked.ended > _LATE_SECONDS:
             asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"

@@ -36,8 +36,9 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.permissions import user_name
 from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
-from gpas_cli.schedule.slurm import client, submission
-from gpas_cli.schedule.slurm.client import WHOLE, Job, Jobs, SlurmError, seconds
+from gpas_cli.schedule.slurm import accounting, client, squeue, submission
+from gpas_cli.schedule.slurm.client import SlurmError, seconds
+from gpas_cli.schedule.slurm.job import CANCELLED, INTERRUPTED, MEMORY, NEVER, VANISHED, WHOLE, Job, Jobs, exit_words
 from gpas_cli.schedule.slurm.submission import Submission, last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import JobExit, attempts_without_progress, end_of
@@ -53,6 +54,11 @@ FRESH_SECONDS = 3.0  # seconds for which an answer is reused
 _FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
 _BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
 _LONGEST_BACK_OFF_SECONDS = 120.0
+# Signals from outside that end a job: USR2 or TERM before it has handlers, KILL at its time limit or by the kernel.
+_OUTSIDE_SIGNALS = frozenset({9, 12, 15})
+_NO_LOG = 53  # slurmstepd's exit signal if it could not open the job's output
+_OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
+_FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
 _SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
 
 
@@ -118,13 +124,13 @@ def _ask(runs: Path, known: Queue, line: bool) -> Queue:
 def _live(names: list[str], line: bool) -> Jobs:
     """Return what the controller remembers of the arrays of these names."""
     try:
-        return client.squeue(set(names), everyone=line)
+        return squeue.squeue(set(names), everyone=line)
     except SlurmError as error:
         # If the controller cannot be reached, scontrol would only wait for it a second time.
         if not error.answered and shutil.which("squeue"):
             raise
         try:
-            return client.scontrol(set(names))
+            return squeue.scontrol(set(names))
         except SlurmError:
             raise error from None
 
@@ -140,7 +146,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
     if hidden := {name: id for name, made in gone.items() if name not in alive and (id := made.job())}:
         try:
-            jobs |= (found := client.renamed(hidden))
+            jobs |= (found := squeue.renamed(hidden))
             alive |= set(found)
             gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
         except SlurmError as error:
@@ -152,7 +158,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
     if shutil.which("sacct"):
         with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
-            for name, index, job in client.sacct({name: made.record.time for name, made in gone.items()}):
+            for name, index, job in accounting.sacct({name: made.record.time for name, made in gone.items()}):
                 if not job.ended:
                     lost.add((name, index))
                 elif index not in jobs.get(name, {}):
@@ -164,9 +170,9 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
         for index in {*_removed(made, jobs.get(name, {}), alive=name in alive)} - {i for n, i in lost if n == name}:
             # An element that waited a moment ago, or that accounting has never seen, did not start and end since.
             waited = index in before and before[index].pending
-            state = client.CANCELLED if name in alive and (answered or waited) else client.VANISHED
+            state = CANCELLED if name in alive and (answered or waited) else VANISHED
             array = next(iter(jobs[name].values())).id.partition("_")[0]
-            why = client.REMOVED if state == client.CANCELLED else ""
+            why = "removed from the queue before it started" if state == CANCELLED else ""
             jobs[name][index] = Job(f"{array}_{index}", state, why)
     return jobs
 
@@ -263,10 +269,6 @@ class SlurmView:
         self._queue = current(self.runs, max_age_seconds, line=self.scan.line)
 
 
-_OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
-_FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
-
-
 def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> StageStatus:
     """Return the status of the stage `key`, which `claim` assigns to an element of a job array.
 
@@ -289,7 +291,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
     gone = job.ended if job else queue is not None and not queue.error
     if gone and not own and (found := _blocked(view, last, claim, job)):
         return found
-    lost = job is not None and job.state == client.VANISHED
+    lost = job is not None and job.state == VANISHED
     # SLURM may have removed what waited in vain.
     if lost and any(observe(view.runs, parent, view.scan).state != "done" for parent in claim.after):
         job = None
@@ -396,21 +398,21 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
 
 def _why(job: Job, place: Path) -> tuple[str, str]:
     """Return the state and the reason for a job that ended without an outcome."""
-    code, signal = client.exit_words(job.exit)
+    code, signal = exit_words(job.exit)
     if job.state == "CANCELLED":
-        if job.reason == client.NEVER:
+        if job.reason == NEVER:
             return "interrupted", "removed from the queue: a job that it depends on did not succeed"
         return "cancelled", "cancelled in SLURM"
-    if job.state == client.VANISHED:
+    if job.state == VANISHED:
         return "unknown", "someone removed it with scancel, or SLURM has lost it; `gpas retry` runs it"
     log = place / f"{job.id}_0_log.out"
-    if job.state == client.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
+    if job.state == MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
         return "interrupted", f"out of memory on {job.nodes}"
-    if job.state in client.INTERRUPTED or job.state == "COMPLETED":
+    if job.state in INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
-    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in client.OUTSIDE_SIGNALS):
+    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in _OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
-    if signal == client.NO_LOG:
+    if signal == _NO_LOG:
         why = f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there"
         return "interrupted", why
     line = last_log_line(log)

@@ -31,8 +31,9 @@ from gpas_cli.schedule.scheduler import (
     summarise,
 )
 from gpas_cli.schedule.slurm import automatic, client, script
-from gpas_cli.schedule.slurm.client import Job, used_by_profile
+from gpas_cli.schedule.slurm.accounting import used_by_profile
 from gpas_cli.schedule.slurm.findings import findings
+from gpas_cli.schedule.slurm.job import Job
 from gpas_cli.schedule.slurm.queue import SlurmView, state_of
 from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs, ranges
 from gpas_cli.spec.run import Resources

@@ -28,7 +28,7 @@ from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, next_step, reached_limit
 from gpas_cli.schedule.scheduler import JobBatch, RunRequest, Submitted
-from gpas_cli.schedule.slurm import client, queue, script, submission
+from gpas_cli.schedule.slurm import client, queue, script, squeue, submission
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import Submission, faulty_nodes
 from gpas_cli.spec.parse import plain
@@ -49,6 +49,8 @@ _HELD_NAMED = 5  # held jobs named in notices
 _ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 # Texts of a refusal because of too many jobs.
 _QUEUE_FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")
+# States that the node caused: the job is run again on another one.
+_NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
 _JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
 _LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
 
@@ -386,7 +388,7 @@ class ArraySubmitter:
         resources = array.first.resources
         spec = array.spec(self.request.at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
-        bad = {job.nodes for job in jobs if job and job.state in client.NODE_FAULTS and job.nodes}
+        bad = {job.nodes for job in jobs if job and job.state in _NODE_FAULTS and job.nodes}
         bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
         profile = script.parameters(resources)
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
@@ -432,7 +434,7 @@ def _look_for(name: str, seconds: float = _LOOKUP_SECONDS) -> str:
     deadline = time.monotonic() + seconds
     while True:
         with suppress(SlurmError):
-            for job in client.squeue({name}).get(name, {}).values():
+            for job in squeue.squeue({name}).get(name, {}).values():
                 return job.id.partition("_")[0]
         if time.monotonic() >= deadline:
             return ""

@@ -32,9 +32,10 @@ from gpas_cli.schedule.retry import (
     ran_out_of_memory,
     reached_limit,
 )  # fmt: skip
-from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm import client, squeue
 from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.job import plain
 from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import JobExit, alive_path, attempts_without_progress, conclude, last_line
@@ -368,10 +369,10 @@ class _RankZeroSupervisor(_TaskSupervisor):
             print(f"{error}; the next `gpas run` submits the remaining cells")
 
     def _requeue_elsewhere(self, node: str) -> None:
-        """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
+        """Requeue this job, and exclude a node that cannot run it from this job and its array's pending jobs."""
         job = self.start.job
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
-        nodes = avoided(self.start.submission.folder, node, client.excluded(job))
+        nodes = avoided(self.start.submission.folder, node, squeue.excluded(job))
         print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={job.partition('_')[0]}", f"ExcNodeList={','.join(nodes)}")
@@ -379,7 +380,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
         state = client.answer("STATE", "squeue", "-j", self.start.job, "-o", "%T")[-1]
-        return client.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+        return plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class _PeerSupervisor(_TaskSupervisor):

@@ -201,7 +201,7 @@ def _take_over(stage: StageContext, sheet: ScoreSheet) -> None:
 
 
 def alike(runs: Path, own: AttemptRecord) -> list[str]:
-    """Return the keys of the stages that differ from that of an attempt in their tasks alone."""
+    """Return the keys of the stages that differ from an attempt's stage only in their tasks."""
     found = set[str]()
     wanted = scoring_identity(own.stage, own.parents, own.cell)
     for attempt in all_attempts(runs):

@@ -66,7 +66,7 @@ def test_a_reader_rebuilds_the_database_and_prints_the_same_table(finished: Face
 
 def test_it_holds_records_journals_and_code_and_nothing_else(finished: Face, tmp_path: Path) -> None:
     document = finished("export", "--archive", "small.tar", "small", "--json").json
-    check("export", document)
+    check("export archive", document)
     folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert document["archive"]["files"] == len(files)
@@ -253,7 +253,7 @@ def test_records_of_earlier_versions_are_archived_without_values(finished: Face,
     path.write_text(json.dumps({**record, "resources": {**record["resources"], **old, "account": "lab"}, "later": 1}))
     shown = finished("table", "small", "--format", "csv").out
     document = finished("export", "--archive", "small.tar", "small", "--json").json
-    check("export", document)
+    check("export archive", document)
     name = f"runs/{path.relative_to(finished.runs)}"
     assert document["archive"]["removed"] == [name]
     folder = unpack(finished.folder / "small.tar", tmp_path / "reader")

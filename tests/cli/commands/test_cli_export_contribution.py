@@ -19,12 +19,12 @@ from test_cli_schema import check
 from test_cli_table import TABLE_2
 
 from gpas_cli.cli.commands.table import PaperTablesJson
-from gpas_cli.documents import json_schema
 from gpas_cli.grid.load import load
 from gpas_cli.origin.archive import write_members
 from gpas_cli.report.contributed import beside
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.store.journal import decoded, encode
+from gpas_cli.structure import json_schema
 
 ADA = ("--name", "Ada Lovelace")
 COLUMN = "contributed by Ada Lovelace"
@@ -126,7 +126,7 @@ def test_a_papers_own_layout_has_the_column(face: Face, tmp_path: Path) -> None:
     metrics = {"perplexity": 31.0, "perplexity_reference": 30.0}
     face.recorded(entry, ("start", START), ("outcome", end("done", metrics=metrics)))
     document = face("export", "--contribute", entry.id, *ADA, "--json").json
-    check("export", document)
+    check("export contribution", document)
     assert document["contribution"]["deviations"][0]["paper"] == "gpas"
     shutil.rmtree(face.runs)
     made = face("table", "gpas:2", "--json").json

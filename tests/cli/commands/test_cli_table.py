@@ -11,7 +11,7 @@ from named_papers import numbers
 from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
-from gpas_cli.documents import json_schema
+from gpas_cli.structure import json_schema
 
 AGAINST = "against: {gate: none}"
 

@@ -8,8 +8,9 @@ import pytest
 from attempts import make_attempt, write_events
 from rich.console import Console
 
-from gpas_cli.cli.views.events import event_marks, line
+from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.progress import make_train_reporter, numbers, view
+from gpas_cli.cli.views.states import event_marks
 from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.scheduler import RunSnapshot
 from gpas_cli.state.status import Progress, StageStatus

@@ -62,7 +62,7 @@ def test_every_figure_has_cells_and_panels_in_both_of_its_grids(spec: FigureSpec
     assert all(panel.drawn for panel in made.panels)
     assert bool(made.note) == toy
     assert ("toy size: quickstart" in made.heading) == toy
-    assert [as_json(panel)["y"] for panel in made.panels]
+    assert [as_json(panel).frame.y for panel in made.panels]
 
 
 def described(name: str, database: object, toy: bool) -> str:

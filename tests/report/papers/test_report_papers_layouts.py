@@ -14,7 +14,7 @@ from report_cells import entry
 from shipped import cells_of
 
 from gpas_cli.errors import GpasError
-from gpas_cli.extensions.glue import Glue
+from gpas_cli.extensions.glue.stage import Glue
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.printed import printed_named
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes

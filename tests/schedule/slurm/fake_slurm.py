@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from face import Face, Said
 
-from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm import squeue
 
 NAME = "gpas-many-0123456789ab"
 
@@ -19,7 +19,7 @@ def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
              "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
              "RestartCnt": "0"}  # fmt: skip
     words = {**usual, **more}
-    return "".join(words.get(column, "").ljust(width) for column, width in client._COLUMNS.items()) + "\n"
+    return "".join(words.get(column, "").ljust(width) for column, width in squeue._COLUMNS.items()) + "\n"
 
 
 TITLES = {

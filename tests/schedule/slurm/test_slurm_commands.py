@@ -11,8 +11,9 @@ from face import end
 from fake_slurm import TITLES, Programs, Site, row
 
 from gpas_cli.events import event_of
-from gpas_cli.schedule.slurm import client, queue
+from gpas_cli.schedule.slurm import accounting, queue, squeue
 from gpas_cli.schedule.slurm import scheduler as slurm_run
+from gpas_cli.schedule.slurm.job import NEVER, WHOLE
 from gpas_cli.store.rundir import read_json, write_json
 
 
@@ -153,9 +154,9 @@ def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
         "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n"
         "7_[4,6-7%2]|a|CANCELLED by 1000|0:0|None assigned|200|200\n7_[9]|a|FAILED|1:0|n1|100|200\n",
     )
-    ended = {job.id: (index, job.reason) for _, index, job in client.sacct({"a": 1.0})}
+    ended = {job.id: (index, job.reason) for _, index, job in accounting.sacct({"a": 1.0})}
     assert ended == {
-        "7_0": (0, ""), "7_1": (1, client.NEVER), "7_2": (2, ""), "8": (client.WHOLE, ""),
+        "7_0": (0, ""), "7_1": (1, NEVER), "7_2": (2, ""), "8": (WHOLE, ""),
         **{f"7_{i}": (i, "") for i in (4, 6, 7, 9)},
     }  # fmt: skip
     assert "-a " in programs.calls("sacct")[0]
@@ -165,7 +166,7 @@ def test_an_array_that_someone_renames_is_still_in_the_queue(site: Site) -> None
     site.submit()
     name = site.names()[1]
     assert (site.gpas.runs / ".slurm" / name / "job.json").exists()
-    width = client._COLUMNS["Name"]
+    width = squeue._COLUMNS["Name"]
     lines = trainings(site, "PENDING").splitlines()
     script = site.gpas.runs / ".slurm" / name / "submission.sh"
     (site.programs.folder / "renamed").write_text(
@@ -193,7 +194,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_run, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(queue, "FRESH_SECONDS", 0.0)
-    width = client._COLUMNS["Name"]
+    width = squeue._COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
     site.programs.put("squeue", "")
@@ -381,7 +382,7 @@ def test_a_scontrol_that_gives_no_answer_does_not_replace_a_refused_squeue(site:
 
 def test_an_array_that_sbatch_submits_before_it_fails_is_found(site: Site) -> None:
     """A site's plugin may fail when SLURM has accepted the array."""
-    width = client._COLUMNS["Name"]
+    width = squeue._COLUMNS["Name"]
     line = row("", ArrayJobID="@")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says; echo failed >&2; exit 1")
     words = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")

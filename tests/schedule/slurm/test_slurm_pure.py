@@ -20,7 +20,7 @@ from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, queue, submission
-from gpas_cli.schedule.slurm.client import Job
+from gpas_cli.schedule.slurm.job import _AT_WORK, _WAITING, INTERRUPTED, Job, exit_words
 from gpas_cli.schedule.slurm.queue import Queue, SlurmView, state_of
 from gpas_cli.schedule.slurm.script import _CHECKED, _UNCHECKED, parameters, text
 from gpas_cli.schedule.slurm.submit import Array, ArrayIndex, arrays, levels
@@ -226,7 +226,7 @@ def test_a_failing_line_of_the_setup_is_numbered(tmp_path: Path, setup: list[str
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
 def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
-    assert client.exit_words(code) == wanted
+    assert exit_words(code) == wanted
 
 
 def test_a_lost_answer_is_not_a_refusal() -> None:
@@ -284,9 +284,9 @@ OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        *((state, "queued") for state in sorted(client._WAITING)),
-        *((state, "running") for state in sorted(client._AT_WORK)),
-        *((state, "interrupted") for state in sorted(client.INTERRUPTED)),
+        *((state, "queued") for state in sorted(_WAITING)),
+        *((state, "running") for state in sorted(_AT_WORK)),
+        *((state, "interrupted") for state in sorted(INTERRUPTED)),
         ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
         ("A_STATE_OF_TOMORROW", "running"),
     ],

@@ -14,7 +14,8 @@ from gpas_cli.events import Checkpoint, Step
 from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, queue
 from gpas_cli.schedule.slurm import findings as findings_module
-from gpas_cli.schedule.slurm.client import Job, SlurmError
+from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.job import Job
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.store.rundir import write_json

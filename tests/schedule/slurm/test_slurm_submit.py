@@ -16,7 +16,7 @@ from marks import release_but
 from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, gated, wait
 
 from gpas_cli.schedule.retry import reached_limit
-from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm import squeue
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record
@@ -42,7 +42,7 @@ def test_the_job_id_is_found_in_the_output_of_a_wrapper(site: Site, says: str) -
 @pytest.mark.parametrize("says", ["true", "echo submitted", "echo 7; echo 8", "echo 'Submitted batch job 7'"])
 def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
     site.sbatch(says)
-    listed = row("@", ArrayJobID="31").rstrip("\n").replace("@".ljust(width := client._COLUMNS["Name"]), "")
+    listed = row("@", ArrayJobID="31").rstrip("\n").replace("@".ljust(width := squeue._COLUMNS["Name"]), "")
     found = f"for word; do case $word in --name=*) printf '%-{width}s%s\\n' \"${{word#*=}}\" '{listed}';; esac; done"
     site.programs.script("squeue", f"cat $0.says; {found}")
     said = site.submit().out

@@ -11,8 +11,8 @@ from learned_factors import open_factors
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import theory
-from gpas_cli.evaluate.bounds import (
+from gpas_cli.extensions.theory import initialisation
+from gpas_cli.extensions.theory.bounds import (
     _SLOPES,
     AttentionSigmas,
     FeedForwardSigmas,
@@ -21,8 +21,8 @@ from gpas_cli.evaluate.bounds import (
     stream_gradients,
     sublayer_inputs,
 )
-from gpas_cli.evaluate.depth_bounds import _constant, depth_bound, stage_gap
-from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
+from gpas_cli.extensions.theory.depth_bounds import _constant, depth_bound, stage_gap
+from gpas_cli.extensions.theory.initialisation import LayerBounds, Sample, bounds_of
 from gpas_cli.model.layers import FFN_ACTIVATIONS
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.depth import ActiveLayers
@@ -49,7 +49,7 @@ def figure(embed: str = "plain", preset: str = "small") -> tuple[LayerBounds, ..
     model = build(parse_model({"size": FIGURE_2, "embed": embed, "init": init}), dtype=torch.float64)
     (first,) = itertools.islice(bounds_of(model, sample(12)), 1)
     with pytest.MonkeyPatch.context() as patch:  # of the layers after it only the bounds are needed
-        patch.setattr(theory, "spectral_norm", lambda *_: 0.0)
+        patch.setattr(initialisation, "spectral_norm", lambda *_: 0.0)
         return (first, *itertools.islice(bounds_of(model, sample(12)), 1, None))
 
 
@@ -188,7 +188,7 @@ def test_figure_2_holds_for_the_measured_norms_too() -> None:
 
 
 def test_the_bound_of_lns_falls_with_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "spectral_norm", lambda *_: 0.0)  # slow, and no part of the bound
+    monkeypatch.setattr(initialisation, "spectral_norm", lambda *_: 0.0)  # slow, and no part of the bound
     plain, scaled = (list(itertools.islice(bounds_of(network(norm=norm), sample(4)), 2)) for norm in ("pre", "lns"))
     for layer, (p, s) in enumerate(zip(plain, scaled, strict=True), start=1):
         ratio = (s.feed_forward.bound - 1) * s.feed_forward.stream_std

@@ -1,7 +1,8 @@
 """Bounds that depend on the depth, from one network: those of The Curse of Depth (appendices A and B) on the gradient,
 and the right-hand side of RaPTr's theorem 4.2 on the rise of the loss between two stages.
 
-The Curse of Depth. Symbols as in `gpas_cli.evaluate.bounds`; a "layer" is attention and the feed-forward network.
+The Curse of Depth. Symbols as in `gpas_cli.extensions.theory.bounds`; a "layer" is attention and the feed-forward
+network.
 
     sigma_x(l+1)^2 = sigma_x(l)^2 (1 + 1 / sigma_x(l))                                                  (6), Pre-LN
     sigma_x(l+1)^2 = sigma_x(l)^2 (1 + 1 / (sqrt(l) sigma_x(l)))                                        (40), LNS
@@ -57,7 +58,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.evaluate.bounds import attention_numbers, deviation, feed_forward_numbers, inputs_of, mean_squares
+from gpas_cli.extensions.theory.bounds import (
+    attention_numbers,
+    deviation,
+    feed_forward_numbers,
+    inputs_of,
+    mean_squares,
+)
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.norm import LNS, Pre

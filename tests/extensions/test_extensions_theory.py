@@ -12,10 +12,10 @@ import torch
 
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.evaluate import theory
-from gpas_cli.evaluate.growth import coordinates, growth, growths, length_law
-from gpas_cli.evaluate.stability import _NO_NORM, _NO_RESIDUAL, BOTH, laws, power, simulate, statements
-from gpas_cli.evaluate.theory import examine, identity_bounds, own_text
+from gpas_cli.extensions.theory import initialisation
+from gpas_cli.extensions.theory.growth import coordinates, growth, growths, length_law
+from gpas_cli.extensions.theory.initialisation import examine, identity_bounds, own_text
+from gpas_cli.extensions.theory.stability import _NO_NORM, _NO_RESIDUAL, BOTH, laws, power, simulate, statements
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES
@@ -100,21 +100,21 @@ def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
 
 
 def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "_BYTES_PER_PARAMETER", 10**15)
+    monkeypatch.setattr(initialisation, "_BYTES_PER_PARAMETER", 10**15)
     with pytest.raises(GpasError, match="GB are free"):
         examine(cell(), root / "cache", root)
 
 
 def test_a_slow_computation_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "_THREAD_RATE", 1.0)
-    monkeypatch.setattr(theory, "choose_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(initialisation, "_THREAD_RATE", 1.0)
+    monkeypatch.setattr(initialisation, "choose_device", lambda: torch.device("cpu"))
     with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
         examine(cell(), root / "cache", root)
     notices: list[str] = []
     assert examine(cell(), root / "cache", root, force=True, notify=notices.append).layers
     assert notices[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
-    monkeypatch.setattr(theory, "_THREAD_RATE", 1e12)
-    monkeypatch.setattr(theory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    monkeypatch.setattr(initialisation, "_THREAD_RATE", 1e12)
+    monkeypatch.setattr(initialisation.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(GpasError, match=r"10\.0 kB are free"):
         examine(cell(), root / "cache", root, force=True)
 
@@ -135,9 +135,9 @@ def test_a_narrow_network_is_computed_in_one_thread(root: Path) -> None:
 
 def test_layers_are_announced_with_an_estimate_of_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(theory.time, "monotonic", lambda: now)
+    monkeypatch.setattr(initialisation.time, "monotonic", lambda: now)
     notices: list[str] = []
-    for _ in theory.announced(3, notices.append):
+    for _ in initialisation.announced(3, notices.append):
         now += 4
     assert notices == ["layer 1 of 3", "layer 2 of 3, about 8 s left", "layer 3 of 3, about 4 s left"]
 
@@ -235,7 +235,8 @@ CASES = [
 
 def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "gpas_cli.evaluate.growth._changes", lambda coordinates_cell, *_: [coordinates_cell.model.size.hidden] * 4
+        "gpas_cli.extensions.theory.growth._changes",
+        lambda coordinates_cell, *_: [coordinates_cell.model.size.hidden] * 4,
     )
     found = coordinates(coordinates_cell(), tmp_path, tmp_path)
     assert {one.at for one in found} == {(32, 64, 128, 256), (4, 8, 16)}
@@ -244,7 +245,7 @@ def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("scheme", "gate"), CASES)
 def test_activations_change_alike(scheme: str, gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the narrowest and the widest: those between cost time and add little."""
-    monkeypatch.setattr("gpas_cli.evaluate.growth._FACTORS", {"width": (1, 8), "depth": (1, 4)})
+    monkeypatch.setattr("gpas_cli.extensions.theory.growth._FACTORS", {"width": (1, 8), "depth": (1, 4)})
     found = coordinates(coordinates_cell(norm=scheme, gate=gate), tmp_path, tmp_path)
     exponents = {(one.over, one.parametrisation, one.place): one.exponent for one in found}
     assert abs(exponents["width", "mup", "4"]) < 0.15

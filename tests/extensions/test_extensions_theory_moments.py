@@ -12,9 +12,9 @@ import torch
 from gate_activations import SOFTSIGN
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import theory
-from gpas_cli.evaluate.bounds import both_gradients, gate_alphas, naive_over_preserved, stream_gradients
-from gpas_cli.evaluate.theory import Drawn, bounds_of, identity_bounds, random_text, skeleton
+from gpas_cli.extensions.theory import initialisation
+from gpas_cli.extensions.theory.bounds import both_gradients, gate_alphas, naive_over_preserved, stream_gradients
+from gpas_cli.extensions.theory.initialisation import Drawn, bounds_of, identity_bounds, random_text, skeleton
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.gate import activation
@@ -41,7 +41,7 @@ def built(cell: Cell) -> list[float]:
     """Equation (15) of the network that training starts from."""
     network = build(cell.model, seed=cell.seed, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theory, "spectral_norm", lambda *_: 0.0)  # slow, and no part of the equation
+        patch.setattr(initialisation, "spectral_norm", lambda *_: 0.0)  # slow, and no part of the equation
         return [layer.feed_forward.identity for layer in bounds_of(network, random_text(cell))]
 
 
@@ -55,7 +55,7 @@ def test_matrices_of_small_networks_are_those_of_training(tmp_path: Path, parts:
 def test_drawn_products_give_the_bounds_of_a_built_network(
     tmp_path: Path, parts: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(theory, "_MOST_ELEMENTS", 0)
+    monkeypatch.setattr(initialisation, "_MOST_ELEMENTS", 0)
     wide = cell(**parts)
     found = identity_bounds(wide, tmp_path, tmp_path)
     assert found == pytest.approx(built(wide), rel=0.2)  # as between two seeds at this width
@@ -63,7 +63,7 @@ def test_drawn_products_give_the_bounds_of_a_built_network(
 
 
 def test_outputs_of_a_drawn_product_have_the_covariance_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "_MOST_ELEMENTS", 0)
+    monkeypatch.setattr(initialisation, "_MOST_ELEMENTS", 0)
     network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
     x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[0, 1] = 0.6 * x[0, 0] + 0.8 * x[0, 1]
@@ -92,7 +92,7 @@ def test_a_layer_with_a_path_around_it_has_no_bound(tmp_path: Path) -> None:
 
 LARGE = """
 from pathlib import Path
-from gpas_cli.evaluate.theory import identity_bounds
+from gpas_cli.extensions.theory.initialisation import identity_bounds
 from gpas_cli.spec.parse_cell import cell_from
 size = {"hidden": 2560, "ffn": 20480, "heads": 20, "layers": 1, "vocab": 50257}
 data = {"source": "c4", "tokenizer": "gpt2", "layout": "pack", "length": 256}

@@ -38,9 +38,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.evaluate.bounds import attention_numbers, inputs_of
-from gpas_cli.evaluate.stability import power
-from gpas_cli.evaluate.theory import Sample, initial_network, own_text, random_text, skeleton
+from gpas_cli.extensions.theory.bounds import attention_numbers, inputs_of
+from gpas_cli.extensions.theory.initialisation import Sample, initial_network, own_text, random_text, skeleton
+from gpas_cli.extensions.theory.stability import power
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.cell import Cell
@@ -48,8 +48,8 @@ from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.train.device import suitable_threads
 from gpas_cli.train.optim import make_optimizer, set_learning_rate
-from gpas_cli.train.precision import suitable_threads
 
 _RANDOM_PATHS = 32  # whose means are reported
 
@@ -189,8 +189,8 @@ class Change:
     """The change of an activation over the updates, in one parametrisation.
 
     over: `width` or `depth`, whose values are `at`. place: `logits`, or the layer of the base after which the stream is
-    measured, 0 for the embedding; a deeper network has it as far up. changes: root mean squares of the differences, for
-    each value. exponent: of a power law fitted to them, 0 where they are flat.
+    measured, 0 for the embedding; in a deeper network, at the same relative depth. changes: root mean squares of the
+    differences, for each value. exponent: of a power law fitted to them, 0 where they are flat.
     """
 
     parametrisation: str

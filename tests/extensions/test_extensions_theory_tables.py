@@ -1,4 +1,4 @@
-"""`gpas explain --bounds`, in a project of its own."""
+"""`gpas theory bounds`, in a project of its own."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import yaml
 from attempts import make_attempt
 from face import gpas
 
-from gpas_cli.cli.views.bounds import print_theory
-from gpas_cli.evaluate.theory import examine
+from gpas_cli.extensions.theory.initialisation import examine
+from gpas_cli.extensions.theory.tables import print_theory
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
@@ -49,7 +49,7 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
 def test_bounds_as_json(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
     keep_trained_gates(tmp_path, 0.7)
-    document = gpas(tmp_path, "explain", "opened", "--bounds", "--json").json["cells"][0]["bounds"]
+    document = gpas(tmp_path, "theory", "bounds", "opened", "--json").json["cells"][0]["bounds"]
     assert [layer["layer"] for layer in document["layers"]] == [1, 2]
     for layer in document["layers"]:
         assert layer["attention"]["bound"] >= layer["attention"]["norm"] > 1

@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.bounds import (
+from gpas_cli.extensions.theory.bounds import (
     NOT_COMPOSED,
     attention_numbers,
     both_gradients,
@@ -48,7 +48,7 @@ from gpas_cli.evaluate.bounds import (
     stream_gradients,
     sublayer_inputs,
 )
-from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap, depth_bound, stage_gap
+from gpas_cli.extensions.theory.depth_bounds import DepthBound, StageGap, depth_bound, stage_gap
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.init import draw, initialise, standard_deviations
 from gpas_cli.model.llama import Llama, SubLayer, build
@@ -57,7 +57,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.train import checkpoint
-from gpas_cli.train.precision import choose_device, suitable_threads, threads
+from gpas_cli.train.device import choose_device, suitable_threads, threads
 from gpas_cli.train.training import prepare_text
 from gpas_cli.words import byte_size
 
@@ -205,7 +205,7 @@ class Preserved:
 
 @dataclass(frozen=True)
 class Theory:
-    """The results of `gpas explain --bounds` for a cell. `depth`: None where The Curse of Depth derives no bound.
+    """The results of `gpas theory bounds` for a cell. `depth`: None where The Curse of Depth derives no bound.
     `gates`: the origin of the gates' values, "" without gates."""
 
     sample: str

@@ -1,4 +1,4 @@
-"""The papers' theory for a cell as tables and sentences: `gpas explain --bounds` and `gpas theory depth`."""
+"""The papers' theory for a cell as tables and sentences: `gpas theory bounds` and `gpas theory depth`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.spec.cell import Cell
 
 if TYPE_CHECKING:  # torch
-    from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap
-    from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
+    from gpas_cli.extensions.theory.depth_bounds import DepthBound, StageGap
+    from gpas_cli.extensions.theory.initialisation import LayerBounds, Preserved, Theory
 
 
 def print_theory(cell: Cell, theory: Theory) -> None:

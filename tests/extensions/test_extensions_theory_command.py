@@ -1,4 +1,4 @@
-"""`gpas theory`: how it computes; `test_evaluate_stability.py` checks the numbers."""
+"""`gpas theory`: how it computes; `test_extensions_theory.py` checks the numbers."""
 
 import os
 import subprocess
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpas_cli.cli.commands import theory
-from gpas_cli.cli.commands.theory import THREADS, one_thread
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.theory import command
+from gpas_cli.extensions.theory.command import THREADS, one_thread
 from gpas_cli.spec.parse_cell import cell_from
 
 
@@ -22,7 +22,7 @@ def test_numpy_is_imported_for_one_thread_unless_the_user_chose_otherwise(monkey
     with one_thread():
         assert os.environ[THREADS] == "4"
     assert os.environ[THREADS] == "4"
-    loaded = "import sys, gpas_cli.cli.commands.theory; sys.exit('numpy' in sys.modules)"
+    loaded = "import sys, gpas_cli.extensions.theory.command; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", loaded], check=True)
 
 
@@ -36,6 +36,6 @@ def test_laws_of_decoders_are_refused_for_a_cell_with_an_encoder(monkeypatch: py
             "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 4},
         }
     )
-    monkeypatch.setattr(theory, "find_cells", lambda names: [SimpleNamespace(cell=cell)])
+    monkeypatch.setattr(command, "find_cells", lambda names: [SimpleNamespace(cell=cell)])
     with pytest.raises(GpasError, match="only for decoders"):
-        theory.norms(cell="translating")
+        command.norms(cell="translating")

@@ -1,26 +1,36 @@
 """`gpas theory`: the papers' theoretical results, computed and shown beside the printed ones."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Annotated, Any, TypedDict
+from dataclasses import asdict, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.drawing import Output
-from gpas_cli.cli.options import Cell, with_grouped_options
+from gpas_cli.cli.options import AsJson, Cell, Cells, with_grouped_options
 from gpas_cli.cli.selection import find_cells, project
-from gpas_cli.cli.views.bounds import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, From, filled
+from gpas_cli.cli.views.states import CellNameJson
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import check_formats
+from gpas_cli.spec.cell import Cell as Specification
+from gpas_cli.store.rundir import checkpoints_of
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import duration
+
+if TYPE_CHECKING:  # torch
+    from gpas_cli.extensions.theory.initialisation import Theory
+    from gpas_cli.extensions.theory.stability import Law
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -36,14 +46,14 @@ _Points = Sequence[tuple[float, float]]
 _TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
 
 
-class _PrintedExponentJson(TypedDict):
+class _PrintedExponentJson(Document):
     """An exponent in the paper."""
 
     value: float
     relation: Annotated[str, "at least, at most or about"]
 
 
-class _ExponentJson(TypedDict):
+class _ExponentJson(Document):
     """An exponent fitted to a simulation."""
 
     quantity: Annotated[str, ("norm", "psi", "gap")]
@@ -51,13 +61,26 @@ class _ExponentJson(TypedDict):
     printed: _PrintedExponentJson | None
 
 
-class _StatementJson(TypedDict):
+class _StatementJson(Document):
     """A statement of the paper about one kind of network."""
 
-    statement: Annotated[str, From("name")]
-    network: Annotated[str, From("kind.title")]
+    statement: str
+    network: str
     tau: Annotated[float, "the share of the matrix that all layers have in common"]
-    laws: list[_ExponentJson]
+    laws: Sequence[_ExponentJson]
+
+
+class _CellBoundsJson(Document):
+    """A cell with its bounds."""
+
+    cell_name: CellNameJson = field(metadata=FLAT)
+    bounds: Annotated[Mapping[str, Any], "gpas_cli/extensions/theory/initialisation.py explains each number"]
+
+
+class BoundsJson(DocumentJson):
+    """`gpas theory bounds --json`."""
+
+    cells: Sequence[_CellBoundsJson]
 
 
 class StabilityJson(DocumentJson):
@@ -65,15 +88,15 @@ class StabilityJson(DocumentJson):
 
     layers: int
     dimension: int
-    statements: list[_StatementJson]
-    panels: list[PlotJson]
+    statements: Sequence[_StatementJson]
+    panels: Sequence[PlotJson]
 
 
-class _GrowthJson(TypedDict):
+class _GrowthJson(Document):
     """The growth of the residual stream of a network at initialisation."""
 
     title: str
-    squares: Annotated[list[float], "squared norms over d, before layer 1 and after each layer"]
+    squares: Annotated[Sequence[float], "squared norms over d, before layer 1 and after each layer"]
     slope: Annotated[float, "what a layer adds, by a line fitted to all"]
     fit: Annotated[float, "R^2 of that line"]
 
@@ -82,11 +105,11 @@ class NormsJson(DocumentJson):
     """`gpas theory norms --json`."""
 
     cell: str
-    growths: list[_GrowthJson]
-    panels: list[PlotJson]
+    growths: Sequence[_GrowthJson]
+    panels: Sequence[PlotJson]
 
 
-class _LengthPointJson(TypedDict):
+class _LengthPointJson(Document):
     """The standard deviation of attention's output at one length."""
 
     length: int
@@ -98,29 +121,29 @@ class LengthJson(DocumentJson):
     """`gpas theory length --json`."""
 
     cell: str
-    points: list[_LengthPointJson]
+    points: Sequence[_LengthPointJson]
     exponent: Annotated[float, "of the length in the measured variance"]
-    panels: list[PlotJson]
+    panels: Sequence[PlotJson]
 
 
 class DepthJson(DocumentJson):
-    """`gpas theory depth --json`. gpas_cli/evaluate/depth_bounds.py explains each number."""
+    """`gpas theory depth --json`. gpas_cli/extensions/theory/depth_bounds.py explains each number."""
 
     cell: str
-    depth: Annotated[dict[str, Any] | None, "the bounds of The Curse of Depth, null where it derives none"]
-    stages: Annotated[dict[str, Any], "both sides of RaPTr's theorem 4.2"]
-    remarks: Annotated[list[str], "where the bounds do not apply, and slips in equations that are computed as printed"]
-    panels: list[PlotJson]
+    depth: Annotated[Mapping[str, Any] | None, "the bounds of The Curse of Depth, null where it derives none"]
+    stages: Annotated[Mapping[str, Any], "both sides of RaPTr's theorem 4.2"]
+    remarks: Annotated[Sequence[str], "where the bounds do not apply, and slips in equations computed as printed"]
+    panels: Sequence[PlotJson]
 
 
-class _ChangeJson(TypedDict):
+class _ChangeJson(Document):
     """The change of an activation over the updates, in one parametrisation."""
 
     parametrisation: str
     over: Annotated[str, ("width", "depth")]
     place: Annotated[str, "logits, or the number of the base's layer after which the stream is; 0: the embedding"]
-    at: Annotated[list[int], "the widths or depths"]
-    changes: Annotated[list[float], "root mean square of the change at each of them"]
+    at: Annotated[Sequence[int], "the widths or depths"]
+    changes: Annotated[Sequence[float], "root mean square of the change at each of them"]
     exponent: Annotated[float, "of a power law fitted to them; 0 is flat"]
 
 
@@ -129,8 +152,35 @@ class CoordinatesJson(DocumentJson):
 
     cell: str
     updates: int
-    changes: list[_ChangeJson]
-    panels: list[PlotJson]
+    changes: Sequence[_ChangeJson]
+    panels: Sequence[PlotJson]
+
+
+@app.command("bounds")
+def bounds(
+    cells: Cells,
+    force: Annotated[bool, typer.Option("--force", help="Also if it takes minutes or much memory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute upper bounds of a cell at initialisation, beside measured values.
+
+    They are those of Spike No More, The Curse of Depth and RaPTr, in float64. With gates they include how much of the
+    gradient GPAS preserves (GPAS, appendix B).
+
+    Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
+    """
+    found = find_cells(cells)
+    theories = [_theory_of(entry.cell, force=force) for entry in found]
+    if as_json:
+        listed = [
+            _CellBoundsJson(cell_name=CellNameJson.of(entry), bounds=_as_mapping(entry.cell, theory))
+            for entry, theory in zip(found, theories, strict=True)
+        ]
+        print_json(BoundsJson(cells=listed))
+        return
+    for entry, theory in zip(found, theories, strict=True):
+        say(entry.id, style="bold")
+        print_theory(entry.cell, theory)
 
 
 @app.command("stability")
@@ -144,7 +194,7 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
     with one_thread():
-        from gpas_cli.evaluate.stability import BOTH, laws, simulate, statements
+        from gpas_cli.extensions.theory.stability import BOTH, laws, simulate, statements
 
     cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
@@ -159,7 +209,10 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
             known[title, tau] = simulate(kind, tau, layers=layers, dimension=dimension)
     rows = [(one, laws(one, known[one.kind.title, one.tau])) for one in statements()]
     figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
-    documents = [filled(_StatementJson, one, laws=found) for one, found in rows]
+    documents = [
+        _StatementJson(statement=one.name, network=one.kind.title, tau=one.tau, laws=list(map(_law_json, found)))
+        for one, found in rows
+    ]
     heads = ("statement", "network", *(f"{title}: fitted" for title in _TITLES.values()), "printed")
     lines = [
         [one.name, one.kind.title, *(f"{law.fitted:.2f}" for law in found),
@@ -170,7 +223,7 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
         "Exponents of L; for Psi, of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
         f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights."
     )
-    document = filled(StabilityJson, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
+    document = StabilityJson(layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, lines, right=frozenset(heads[2:-1])), note)
 
 
@@ -185,7 +238,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.growth import growths
+        from gpas_cli.extensions.theory.growth import growths
 
         found = growths(entry.cell)
     lines = {one.title: list(enumerate(one.squares)) for one in found}
@@ -196,7 +249,8 @@ def norms(cell: Cell, *, output: Output) -> None:
     ]
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
-    document = filled(NormsJson, cell=entry.id, growths=found, panels=_panels(figures))
+    grown = [_GrowthJson(title=one.title, squares=one.squares, slope=one.slope, fit=one.fit) for one in found]
+    document = NormsJson(cell=entry.id, growths=grown, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -210,7 +264,7 @@ def length(cell: Cell, *, output: Output) -> None:
     Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.growth import length_law
+        from gpas_cli.extensions.theory.growth import length_law
 
         found = length_law(entry.cell)
     lines = {
@@ -222,7 +276,8 @@ def length(cell: Cell, *, output: Output) -> None:
             for p in found.points]  # fmt: skip
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
-    document = filled(LengthJson, found, cell=entry.id, panels=_panels(figures))
+    points = [_LengthPointJson(length=p.length, predicted=p.predicted, measured=p.measured) for p in found.points]
+    document = LengthJson(cell=entry.id, points=points, exponent=found.exponent, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -238,7 +293,7 @@ def depth(cell: Cell, *, output: Output) -> None:
     """
     here = project()
     with _measuring(cell, _BUILDING) as (entry, show):
-        from gpas_cli.evaluate.theory import depth_theory
+        from gpas_cli.extensions.theory.initialisation import depth_theory
 
         bound, stages = depth_theory(entry.cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
     drawn = {"Psi / |F|": list(enumerate(stages.relative, start=1))}
@@ -246,8 +301,10 @@ def depth(cell: Cell, *, output: Output) -> None:
         drawn["(54) of LNS" if bound.lns else "(25)"] = [(i.layer, i.feed_forward * i.attention) for i in bound.layers]
     figures = [_figure(f"{name} at initialisation", "layer", name, {name: points}) for name, points in drawn.items()]
     remarks = depth_remarks(entry.cell, bound)
-    plain = {"depth": bound and asdict(bound), "stages": asdict(stages)}
-    document = filled(DepthJson, cell=entry.id, remarks=remarks, panels=_panels(figures), **plain)
+    document = DepthJson(
+        cell=entry.id, depth=asdict(bound) if bound else None, stages=asdict(stages), remarks=remarks,
+        panels=_panels(figures),
+    )  # fmt: skip
     note = "\n".join([*depth_results(bound, stages), *remarks])
     _show(figures, output, document, depth_table(bound, stages), note)
 
@@ -266,7 +323,7 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     """
     here = project()
     with _measuring(cell, "training small networks") as (entry, show):
-        from gpas_cli.evaluate.growth import coordinates as trained
+        from gpas_cli.extensions.theory.growth import coordinates as trained
 
         found = trained(entry.cell, here.cache, here.config.parent, updates, show)
     figures, whole = [], max(one.place for one in found if one.place != "logits")
@@ -285,8 +342,21 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
-    document = filled(CoordinatesJson, cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
+    changes = [
+        _ChangeJson(
+            parametrisation=one.parametrisation, over=one.over, place=one.place, at=one.at, changes=one.changes,
+            exponent=one.exponent,
+        )
+        for one in found
+    ]  # fmt: skip
+    document = CoordinatesJson(cell=entry.id, updates=updates, changes=changes, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:])), note)
+
+
+def _law_json(law: Law) -> _ExponentJson:
+    own = law.printed
+    printed = _PrintedExponentJson(value=own.value, relation=own.relation) if own else None
+    return _ExponentJson(quantity=law.quantity, fitted=law.fitted, printed=printed)
 
 
 def _place(place: str) -> str:
@@ -350,3 +420,28 @@ def _show(figures: list[Figure], output: Output, document: DocumentJson, table: 
 
 def _panels(figures: list[Figure]) -> list[PlotJson]:
     return [as_json(figure) for figure in figures]
+
+
+def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
+    """Return the bounds of a cell and how much of the gradient its gates preserve.
+
+    Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
+    """
+    try:
+        from gpas_cli.extensions.theory.initialisation import examine
+    except ImportError as error:
+        raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
+    here = project()
+    teacher = cell.teacher()
+    # The one with the most updates first, then those that the cell's gates are copied from.
+    keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
+    checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]
+    with working("computing the bounds") as show:
+        return examine(cell, here.cache, here.config.parent, checkpoints, force=force, notify=show)
+
+
+def _as_mapping(cell: Specification, theory: Theory) -> dict[str, Any]:
+    """Return the fields of `Theory` and the products of equation (7), for `--json`."""
+    layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
+    totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
+    return {**asdict(theory), "layers": layers, **totals, "remarks": depth_remarks(cell, theory.depth)}
