@@ -19,8 +19,12 @@ from gpas_cli.errors import GpasError
 
 # Name -> the settings, commands and curves that it brings, so that a missing one can be named.
 IN_WHEEL: dict[str, tuple[str, ...]] = {
-    "glue": ("glue",), "quantised": ("quantised",), "theory": ("theory", "identity_bounds"),
-}  # fmt: skip
+    "campaigns": ("run claims", "run tuned"),
+    "glue": ("glue",),
+    "page": ("report", "serve"),
+    "quantised": ("quantised",),
+    "theory": ("theory", "identity_bounds"),
+}
 _PACKAGE = "gpas_cli.extensions"
 
 
@@ -33,6 +37,8 @@ class Command:
     about: str
     """The first line of its help text."""
     module: str
+    shows_results: bool = False
+    """Whether mistakes of tables and claims in experiments.yaml end it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,7 @@ class Extension:
     schedulers: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    """Name -> command; one of a group, such as `run`, has the group's name before its own."""
     documents: Mapping[str, str] = field(default_factory=dict)
     """Words of a command -> the type of what it prints with --json."""
     curves: Mapping[str, str] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from typer.main import get_group
 from gpas_cli import __version__
 from gpas_cli.cli.console import STATE
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.extension import extensions, missing
+from gpas_cli.extension import Command, extensions, missing
 
 
 class _ConfigAnywhere(TyperGroup):
@@ -110,11 +110,11 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
-    STATE.check_reports = context.invoked_subcommand in _REPORTING
+    STATE.check_reports = _shows_results(context.invoked_subcommand or "")
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "figure", "report", "serve", "why", "export", "doctor")
+_REPORTING = ("plan", "table", "claims", "figure", "why", "export", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -140,8 +140,6 @@ COMMANDS = {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
         "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
-        "report": "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.",
-        "serve": "Show the report page in a browser, live while a grid runs, until Ctrl-C.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
@@ -162,12 +160,8 @@ COMMANDS = {
 TOGETHER = {
     **dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"),
     "train": "run",
-    "serve": "report",
     "sync": "db",
 }
-# Group -> its commands in modules of their own, named GROUP_COMMAND: the group itself imports none of them.
-_PARTS = {"run": ("claims", "tuned")}
-
 # The name of a command in other programs -> its name here.
 _OTHER_NAMES = {
     "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
@@ -205,23 +199,39 @@ def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
 def headings() -> dict[str, dict[str, str]]:
     """Return the commands of the engine and of this package's extensions, as COMMANDS has them."""
     found = {heading: dict(names) for heading, names in COMMANDS.items()}
-    for name, command in (item for one in extensions().values() for item in one.commands.items()):
-        found[command.heading][name] = command.about
+    for name, command in _own_commands().items():
+        if " " not in name:
+            found[command.heading][name] = command.about
     return found
 
 
+def _own_commands() -> dict[str, Command]:
+    """Return the commands of this package's extensions; those of a group have its name before theirs."""
+    return {name: command for one in extensions().values() for name, command in one.commands.items()}
+
+
+def _shows_results(name: str) -> bool:
+    own = _own_commands().get(name)
+    return own.shows_results if own else name in _REPORTING
+
+
 def _module_of(name: str) -> str:
-    own = (one.commands[name].module for one in extensions().values() if name in one.commands)
-    return next(own, f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
+    own = _own_commands().get(name)
+    return own.module if own else f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}"
 
 
 def _add_parts(group: str, app: typer.Typer, word: str) -> None:
-    """Add the commands in modules of their own to a group: the one that `word` names, or all for help texts."""
+    """Add the commands of extensions to a group: the one that `word` names, or all for help texts.
+
+    Each is a function of its whole name, such as `run_claims`. Raises GpasError for one whose extension is missing.
+    """
+    if reason := missing(f"{group} {word}"):
+        raise GpasError(f"the command {reason}")
     known = {command.name for command in app.registered_commands}
-    for part in _PARTS.get(group, ()):
-        if part not in known and (word in ("", part) or word.startswith("-")):
-            module = import_module(f"gpas_cli.cli.commands.{group}_{part}")
-            app.command(part)(getattr(module, f"{group}_{part}"))
+    for name, command in _own_commands().items():
+        part = name.removeprefix(f"{group} ")
+        if part != name and part not in known and (word in ("", part) or word.startswith("-")):
+            app.command(part)(getattr(import_module(command.module), name.replace(" ", "_")))
 
 
 _BREAKS = "=:"

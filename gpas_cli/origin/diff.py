@@ -27,16 +27,16 @@ _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "val
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting in which two cells differ."""
+    """A setting, or a fact of the environment, that differs; None where it does not exist."""
 
     setting: str
-    base: Any
-    own: Any
+    a: Any
+    b: Any
 
     @property
     def texts(self) -> tuple[str, str]:
         """Both values as text, "not set" for one that does not exist."""
-        return _text(self.base), _text(self.own)
+        return _text(self.a), _text(self.b)
 
 
 def _text(value: object) -> str:
@@ -108,16 +108,14 @@ class CurveDifference:
 
 @dataclass(frozen=True)
 class StageDifference:
-    """A stage that both have, with the attempts that are compared. environment: what differs of machine, text and
-    versions.
-    """
+    """A stage with attempts in both."""
 
-    kind: str
+    stage: str
     a: ComparedAttempt
     b: ComparedAttempt
     metrics: Mapping[str, Pair]
     curves: tuple[CurveDifference, ...]
-    environment: tuple[Difference, ...]
+    environment: Annotated[tuple[Difference, ...], "what differs in machine, text and versions of libraries"]
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,11 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class CodeDifference:
-    """Two versions of the code. `files` is None if one of the copies is gone."""
+    """Two versions of the code."""
 
-    versions: tuple[str, str]
-    files: tuple[FileDifference, ...] | None
+    a: str
+    b: str
+    files: Annotated[tuple[FileDifference, ...] | None, "null if a copy is gone"]
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def _stage(
     (left, a), (right, b) = tried
     names = dict.fromkeys(sorted({*a["metrics"], *b["metrics"]}))
     return StageDifference(
-        kind=kind,
+        stage=kind,
         a=ComparedAttempt(left.key, a["number"], a["outcome"], a["code"] or "", _commit(a)),
         b=ComparedAttempt(right.key, b["number"], b["outcome"], b["code"] or "", _commit(b)),
         metrics={name: Pair(a["metrics"].get(name), b["metrics"].get(name)) for name in names},
@@ -259,9 +258,9 @@ def _gap(point: Point) -> float:
 def _code(versions: tuple[str, str], runs: tuple[Path, Path]) -> CodeDifference:
     before, after = (snapshot_files(folder, code) for folder, code in zip(runs, versions, strict=True))
     if before is None or after is None:
-        return CodeDifference(versions, None)
+        return CodeDifference(*versions, None)
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
-    return CodeDifference(versions, tuple(_file(path, before.get(path), after.get(path)) for path in paths))
+    return CodeDifference(*versions, tuple(_file(path, before.get(path), after.get(path)) for path in paths))
 
 
 def _file(path: str, before: bytes | None, after: bytes | None) -> FileDifference:

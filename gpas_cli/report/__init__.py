@@ -11,6 +11,6 @@
     tuning       the search for the best value of a setting, for each method of a grid
     checks       whether the tables and claims that experiments.yaml declares name what exists
 
-The arithmetic of means, intervals and tests is in `gpas_cli.statistics`. Two rooms build on this one: `gpas_cli.page`
-shows all of it, and `gpas_cli.origin` says where a number comes from. Nothing here imports torch.
+The arithmetic of means, intervals and tests is in `gpas_cli.statistics`. `gpas_cli.origin`, which says where a number
+comes from, and the extension `page`, which shows all of it, build on this room. Nothing here imports torch.
 """

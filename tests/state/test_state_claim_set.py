@@ -33,6 +33,7 @@ TAKER = """
 import sys, time
 from pathlib import Path
 from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.structure import plain
 claims = ClaimSet(Path(sys.argv[1]))
 claims.take(sys.argv[2:])
 print(*sorted(claims.held), flush=True)

@@ -1,10 +1,10 @@
 """`gpas diff`: what differs between two cells."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -27,33 +27,6 @@ _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 _HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
 
 
-class _ChangeJson(Document):
-    """A setting, or a fact of the environment, that differs; null where it does not exist."""
-
-    setting: str
-    a: Any
-    b: Any
-
-
-class _ComparedStageJson(Document):
-    """A stage with attempts in both."""
-
-    stage: str
-    a: origin.ComparedAttempt
-    b: origin.ComparedAttempt
-    metrics: Mapping[str, origin.Pair]
-    curves: Sequence[origin.CurveDifference]
-    environment: Annotated[Sequence[_ChangeJson], "what differs in machine, text and versions of libraries"]
-
-
-class _ChangedCodeJson(Document):
-    """Two versions of the code."""
-
-    a: str
-    b: str
-    files: Annotated[Sequence[origin.FileDifference] | None, "null if a copy is gone"]
-
-
 class _UntriedJson(Document):
     """A stage with attempts in only one of the two."""
 
@@ -66,9 +39,9 @@ class ComparisonJson(DocumentJson):
 
     a: str
     b: str
-    settings: Sequence[_ChangeJson]
-    stages: Sequence[_ComparedStageJson]
-    code: Annotated[Sequence[_ChangedCodeJson], "empty if the versions are the same"]
+    settings: Sequence[origin.Difference]
+    stages: Sequence[origin.StageDifference]
+    code: Annotated[Sequence[origin.CodeDifference], "empty if the versions are the same"]
     untried: Sequence[_UntriedJson]
     complete: Annotated[bool, "whether both have a result"]
 
@@ -106,30 +79,13 @@ def diff(
     if as_json:
         a, b = found.titles
         document = ComparisonJson(
-            a=a, b=b, settings=list(map(_change_json, found.settings)), stages=list(map(_stage_json, found.stages)),
-            code=list(map(_code_json, found.code)),
+            a=a, b=b, settings=found.settings, stages=found.stages, code=found.code,
             untried=[_UntriedJson(stage=kind, only=title) for kind, title in found.untried], complete=found.complete,
         )  # fmt: skip
         print_json(document)
     else:
         _print(found, with_code)
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
-
-
-def _change_json(change: origin.Difference) -> _ChangeJson:
-    return _ChangeJson(setting=change.setting, a=change.base, b=change.own)
-
-
-def _stage_json(stage: origin.StageDifference) -> _ComparedStageJson:
-    environment = list(map(_change_json, stage.environment))
-    return _ComparedStageJson(
-        stage=stage.kind, a=stage.a, b=stage.b, metrics=stage.metrics, curves=stage.curves, environment=environment
-    )
-
-
-def _code_json(code: origin.CodeDifference) -> _ChangedCodeJson:
-    a, b = code.versions
-    return _ChangedCodeJson(a=a, b=b, files=code.files)
 
 
 @contextmanager
@@ -169,7 +125,7 @@ def _print(found: origin.Comparison, with_code: bool) -> None:
 def _print_stage(stage: origin.StageDifference) -> None:
     sides = (stage.a, stage.b)
     ends = (f"{one.key} attempt {one.attempt}: {one.outcome or 'no outcome'}" for one in sides)
-    say(f"{stage.kind}: {' -> '.join(ends)}")
+    say(f"{stage.stage}: {' -> '.join(ends)}")
     metrics = [(name, _text(of.a), _text(of.b), "-" if of.a is None or of.b is None else f"{of.b - of.a:+.6g}")
                for name, of in stage.metrics.items() if of.a != of.b]  # fmt: skip
     _print_rows("final numbers", ("", "A", "B", "B - A"), metrics)
@@ -194,7 +150,7 @@ def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, 
 
 
 def _print_code(code: origin.CodeDifference, with_lines: bool) -> None:
-    versions = " -> ".join(code.versions)
+    versions = f"{code.a} -> {code.b}"
     if code.files is None:
         say(f"code {versions}: a copy is gone, so the files cannot be compared")
         return

@@ -15,8 +15,6 @@ from gpas_cli.structure import json_schema
 DOCUMENTS = {
     "plan": "cli.views.plan:PlanJson",
     "run grid": "cli.running:RunJson",
-    "run claims": "cli.commands.run_claims:RunClaimsJson",
-    "run tuned": "cli.tuning:RunTunedJson",
     "train": "cli.running:RunJson",
     "retry": "cli.running:RunJson",
     "rerun": "cli.running:RunJson",

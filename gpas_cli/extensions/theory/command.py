@@ -249,7 +249,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     ]
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
-    grown = [_GrowthJson(title=one.title, squares=one.squares, slope=one.slope, fit=one.fit) for one in found]
+    grown = [_GrowthJson(**vars(one)) for one in found]
     document = NormsJson(cell=entry.id, growths=grown, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
@@ -276,7 +276,7 @@ def length(cell: Cell, *, output: Output) -> None:
             for p in found.points]  # fmt: skip
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
-    points = [_LengthPointJson(length=p.length, predicted=p.predicted, measured=p.measured) for p in found.points]
+    points = [_LengthPointJson(**vars(p)) for p in found.points]
     document = LengthJson(cell=entry.id, points=points, exponent=found.exponent, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
@@ -342,20 +342,13 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
-    changes = [
-        _ChangeJson(
-            parametrisation=one.parametrisation, over=one.over, place=one.place, at=one.at, changes=one.changes,
-            exponent=one.exponent,
-        )
-        for one in found
-    ]  # fmt: skip
+    changes = [_ChangeJson(**vars(one)) for one in found]
     document = CoordinatesJson(cell=entry.id, updates=updates, changes=changes, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:])), note)
 
 
 def _law_json(law: Law) -> _ExponentJson:
-    own = law.printed
-    printed = _PrintedExponentJson(value=own.value, relation=own.relation) if own else None
+    printed = _PrintedExponentJson(**vars(law.printed)) if law.printed else None
     return _ExponentJson(quantity=law.quantity, fitted=law.fitted, printed=printed)
 
 

@@ -19,7 +19,7 @@ from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.notes import Gain, gains, notes
-from gpas_cli.report.tables.sheet import Sheet, Style, to_latex
+from gpas_cli.report.tables.sheet import Note, Sheet, Style, to_latex
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics.stats import Paired
@@ -318,13 +318,6 @@ class _ColumnJson(Document):
     contributors: Sequence[str]
 
 
-class _NoteJson(Document):
-    """A note below the table, and what it is about."""
-
-    kind: str
-    text: str
-
-
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
@@ -335,7 +328,7 @@ class TableJson(DocumentJson):
     columns: Sequence[_ColumnJson]
     papers: Annotated[Mapping[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
     gains: Sequence[Gain]
-    notes: Sequence[_NoteJson]
+    notes: Sequence[Note]
 
 
 class _PrintedCellJson(Document):
@@ -401,7 +394,7 @@ def table_json(table: Table) -> TableJson:
         ],
         papers=table.papers,
         gains=gains(table),
-        notes=[_NoteJson(kind=note.kind, text=note.text) for note in notes(table)],
+        notes=notes(table),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import one_line
 
 # The themes by which a terminal groups notes, with the kinds of each.
@@ -34,7 +35,7 @@ _NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other
 
 @dataclass(frozen=True)
 class Note:
-    """A note. `brief` is its short form for a terminal, "" if there is none.
+    """A note below a table. `brief` is its short form for a terminal, "" if there is none.
 
     `kind`: seeds, best, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores,
     override, contributed, published, compared, remark, recipe, budget, gains, or cells: which grid has the cells of a
@@ -43,7 +44,7 @@ class Note:
 
     kind: str
     text: str
-    brief: str = ""
+    brief: str = field(default="", metadata=HIDDEN)
 
     @property
     def theme(self) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from face import EXPERIMENTS, Face, Said
 
-from gpas_cli.cli.commands import run_claims
 from gpas_cli.errors import Exit
+from gpas_cli.extensions.campaigns import run_claims
 from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.load import load
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from face import FOUR, Face, tiny
 
-from gpas_cli.cli.commands.report import PageSource
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import Exit
-from gpas_cli.page.server import LivePage
+from gpas_cli.extensions.page.command import PageSource
+from gpas_cli.extensions.page.server import LivePage
 
 
 @pytest.fixture

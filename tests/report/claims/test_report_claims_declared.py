@@ -12,13 +12,13 @@ from report_cells import DIFFERING, comparison, known
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
+from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chances, chosen
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
-from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen
 from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimEvidence, Verdict, assess

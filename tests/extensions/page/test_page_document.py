@@ -22,11 +22,11 @@ from report_cells import entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import GpasError
-from gpas_cli.page.charts import _panels, thinned
-from gpas_cli.page.content import paper_tables
-from gpas_cli.page.document import ASSETS, SCRIPTS, without_repetition
-from gpas_cli.page.server import IDLE_SHARE as IDLE
-from gpas_cli.page.server import PageServer
+from gpas_cli.extensions.page.charts import _panels, thinned
+from gpas_cli.extensions.page.content import paper_tables
+from gpas_cli.extensions.page.document import ASSETS, SCRIPTS, without_repetition
+from gpas_cli.extensions.page.server import IDLE_SHARE as IDLE
+from gpas_cli.extensions.page.server import PageServer
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
 
@@ -274,8 +274,8 @@ def test_an_address_that_is_no_url_is_refused(server: PageServer, capsys: pytest
 
 
 def test_threads_are_bounded_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpas_cli.page.server.MOST_REQUESTS", 2)
-    monkeypatch.setattr("gpas_cli.page.server.WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("gpas_cli.extensions.page.server.MOST_REQUESTS", 2)
+    monkeypatch.setattr("gpas_cli.extensions.page.server.WAIT_SECONDS", 0.01)
     with served(Source(), refresh=1000.0) as server:
         silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(2)]
         with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):

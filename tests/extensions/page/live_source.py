@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpas_cli.errors import StoreError
-from gpas_cli.page.content import Content
-from gpas_cli.page.server import LivePage, PageServer
+from gpas_cli.extensions.page.content import Content
+from gpas_cli.extensions.page.server import LivePage, PageServer
 
 
 def content(problem: str = "", cells: tuple[Mapping[str, Any], ...] = ()) -> Content:

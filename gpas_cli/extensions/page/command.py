@@ -16,12 +16,12 @@ from gpas_cli.cli.selection import experiments, observed, project
 from gpas_cli.cli.views.log import CellLog
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.page.charts import FILE, SERVED, Limits
+from gpas_cli.extensions.page.content import Content, collect, details, with_states
+from gpas_cli.extensions.page.document import to_html
+from gpas_cli.extensions.page.server import LivePage, PageServer
 from gpas_cli.files import replace_file
 from gpas_cli.grid.declared import Entry
-from gpas_cli.page.charts import FILE, SERVED, Limits
-from gpas_cli.page.content import Content, collect, details, with_states
-from gpas_cli.page.document import to_html
-from gpas_cli.page.server import LivePage, PageServer
 from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.report.query import ingested
 from gpas_cli.report.recorded import Recorded, recorded

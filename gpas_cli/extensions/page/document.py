@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gpas_cli.page.content import FILTERS, Content
+from gpas_cli.extensions.page.content import FILTERS, Content
 from gpas_cli.structure import plain
 from gpas_cli.words import count, date_and_time, one_line, printable
 

@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpas_cli.errors import GpasError
-from gpas_cli.page.content import Content
-from gpas_cli.page.document import Document, to_html, to_json, to_mapping
+from gpas_cli.extensions.page.content import Content
+from gpas_cli.extensions.page.document import Document, to_html, to_json, to_mapping
 from gpas_cli.words import date_and_time
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid

@@ -1,0 +1,31 @@
+"""The report page: one HTML file with tables, claims, interactive figures and cells. It can be served live.
+
+content    what the page shows: tables, the papers' tables, verdicts on claims, one row per cell and its details
+charts     figures as plain data, and how much fits on a page
+document   content -> HTML, with the style sheet and the scripts of assets/ inside
+server     an HTTP server for this machine only; its content is collected again when it is out of date
+"""
+
+from gpas_cli.extension import Command, Extension
+
+_COMMAND = "gpas_cli.extensions.page.command"
+
+EXTENSION = Extension(
+    name="page",
+    about="tables, figures and cells on a page, in a file or live in a browser",
+    page="how-to/report.md",
+    commands={
+        "report": Command(
+            heading="Results",
+            about="Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.",
+            module=_COMMAND,
+            shows_results=True,
+        ),
+        "serve": Command(
+            heading="Results",
+            about="Show the report page in a browser, live while a grid runs, until Ctrl-C.",
+            module=_COMMAND,
+            shows_results=True,
+        ),
+    },
+)
