@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import gpu
 import gpu_cases
+import gpu_exact
 import pytest
 import torch
 from gpu_report import Report, Result
+from gpu_scale import Scale
+
+from gpas_cli.model import layers
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -32,6 +37,20 @@ def test_results_are_written_before_a_case_is_stopped(tmp_path: Path, capsys: py
     kept = json.loads((tmp_path / "results/gpu.json").read_text())
     assert [one["value"] for one in kept[:1]] == [41.0]
     assert "| 71m | MFU, full rows | 41 % | >= 38 %: met |" in (tmp_path / "results/gpu.md").read_text()
+
+
+def test_a_case_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def fake(case: str, command: list[str], limit: float, report: Report, variables: dict[str, str]) -> bool:
+        asked.append((case, limit))
+        return case != "exact"
+
+    monkeypatch.setattr(gpu, "run_case", fake)
+    assert not gpu.run_all(list(gpu.CASES), 540.0, Report(None, False, []), [])
+    assert [case for case, _ in asked] == list(gpu.CASES)
+    assert asked[0][1] == pytest.approx(20.0, abs=0.5)
+    assert asked[-1][1] == pytest.approx(540.0, abs=0.5)  # what others have not used is left for the last
 
 
 @pytest.fixture
@@ -56,6 +75,21 @@ def test_exactness_at_tiny_size(tmp_path: Path) -> None:
     second = results("again", tmp_path)
     assert second["a resumed training has the same bits"].met
     assert second["so has one from the start"].met
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("deterministic")
+def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = layers._Normed.backward
+
+    def halved(ctx: Any, d_y: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(one if one is None else one / (1 + torch.compiler.is_compiling()) for one in backward(ctx, d_y))
+
+    monkeypatch.setattr(layers._Normed, "backward", staticmethod(halved))
+    torch._dynamo.reset()
+    (found,) = gpu_exact._gradients(Scale(shrink=True), "71m", padded=True)
+    assert 0.3 < found.value < 1
+    assert not found.met
 
 
 @pytest.mark.long

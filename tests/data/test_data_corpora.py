@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_corpus import sentences, write_jsonl
@@ -155,15 +156,40 @@ def test_parquet_is_read_row_by_row(tmp_path: Path):
     assert source.survey() == Files("*", "body", tmp_path).survey()
 
 
-def test_parquet_without_text_is_refused(tmp_path: Path):
-    write_parquet(tmp_path / "a.parquet", "body", ["a", "b"])
-    with pytest.raises(DataError, match=r"a\.parquet: no column 'bodi' \(data\.text_field\); did you mean 'body'"):
-        Files("*.parquet", "bodi", tmp_path).survey()
-    with pytest.raises(DataError, match=r"a\.parquet: the column 'n' is not text but int64"):
-        Files("*.parquet", "n", tmp_path).survey()
-    write_parquet(tmp_path / "a.parquet", "body", ["a", None])
-    with pytest.raises(DataError, match=r"a\.parquet, row 2: the column 'body' is not text but null"):
-        Files("*.parquet", "body", tmp_path).survey()
+# The files, a list for the column of a parquet file; the arguments of `Files`; the message.
+REFUSED = [
+    ({"a.parquet": ["a", "b"]}, ("*.parquet", "bodi"),
+     r"a\.parquet: no column 'bodi' \(data\.text_field\); did you mean 'body'"),
+    ({"a.parquet": ["a", "b"]}, ("*.parquet", "n"), r"a\.parquet: the column 'n' is not text but int64"),
+    ({"a.parquet": ["a", None]}, ("*.parquet", "body"), r"a\.parquet, row 2: the column 'body' is not text but null"),
+    ({"a.parquet": [""]}, ("*.parquet", "body"), r"^no documents in \*\.parquet$"),
+    ({}, ("none/*.txt", "body"), r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"),
+    ({"a.txt": "a long book"}, ("*.txt", "body"), r"has 1 document, and none is in the \w+ split.*\.jsonl"),
+    ({"a.txt": "a", "b.txt": "b"}, ("*.txt", "body", "a.txt"), r"a\.txt is matched by data\.path and by data\.validat"),
+    ({"a.txt": "a", "b.txt": "b"}, ("*.txt", "body", "c*.txt"), r"data\.validation: no file matches 'c\*\.txt'"),
+    ({"a.txt": "a", "none.txt": ""}, ("?.txt", "body", "none.txt"), r"^data\.validation: the files that .* no text$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "words", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_files_without_text_are_refused(
+    tmp_path: Path, files: dict[str, Any], words: tuple[str, ...], message: str
+) -> None:
+    for name, content in files.items():
+        if name.endswith(".parquet"):
+            write_parquet(tmp_path / name, "body", list(content))
+        else:
+            (tmp_path / name).write_text(content)
+    path, field, *validation = words
+    with pytest.raises(DataError, match=message):
+        Files(path, field, tmp_path, *validation).survey()
+
+
+def test_a_split_without_text_is_refused_before_a_text_is_read(tmp_path: Path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("a short text")
+    with pytest.raises(DataError, match="has 3 documents, and none is in the validation split"):
+        Files("?.txt", "text", tmp_path).check()
 
 
 def link_to_nothing(path: Path) -> None:
@@ -267,27 +293,6 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
         Files("bad*", "text", tmp_path).survey()
 
 
-def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"):
-        Files("none/*.txt", "text", tmp_path).survey()
-    (tmp_path / "book.txt").write_text("one long book")
-    with pytest.raises(DataError, match=r"has 1 document, and none is in the \w+ split.*\.jsonl"):
-        Files("*.txt", "text", tmp_path).survey()
-    write_parquet(tmp_path / "a.parquet", "text", [""])
-    with pytest.raises(DataError, match=r"^no documents in a\.parquet$"):
-        Files("a.parquet", "text", tmp_path).survey()
-
-
-def test_a_split_without_text_is_refused_before_a_text_is_read(tmp_path: Path):
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("a short text")
-    with pytest.raises(DataError, match="has 3 documents, and none is in the validation split"):
-        Files("?.txt", "text", tmp_path).check()
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(DataError, match=r"^data\.validation: the files that it matches hold no text$"):
-        Files("?.txt", "text", tmp_path, validation="empty.txt").survey()
-
-
 def test_validation_files_are_not_training_text(tmp_path: Path):
     write_jsonl(tmp_path / "train/a.jsonl", sentences(50))
     write_jsonl(tmp_path / "held/b.jsonl", sentences(20, seed=1))
@@ -301,15 +306,6 @@ def test_validation_files_are_not_training_text(tmp_path: Path):
     assert before.validation_fingerprint != after.validation_fingerprint
     train = list(source.documents("train"))
     assert list(source.documents("train", after=train[7].id)) == train[8:]
-
-
-def test_text_is_not_both_trained_on_and_held_out(tmp_path: Path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(f"text {name}")
-    with pytest.raises(DataError, match=r"a\.txt is matched by data\.path and by data\.validation"):
-        Files("*.txt", "text", tmp_path, "a.txt").survey()
-    with pytest.raises(DataError, match=r"data\.validation: no file matches 'c\*\.txt'"):
-        Files("*.txt", "text", tmp_path, "c*.txt").survey()
 
 
 def test_a_stamp_depends_on_the_files_held_out(tmp_path: Path, monkeypatch):

@@ -208,36 +208,6 @@ def test_a_wrong_document_is_refused_with_its_place(tmp_path: Path, document: An
     assert not (tmp_path / "tasks").exists()
 
 
-def test_the_place_in_a_list_is_the_line_where_the_document_begins(tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps([ARC, {}], indent=2))
-    line = path.read_text().splitlines().index("  {}") + 1
-    with pytest.raises(DataError, match=rf"own\.json:{line}: record 2: no field"):
-        import_task(path, "arc_easy", tmp_path)
-
-
-TORN = {
-    "a line": ('{"question": "Wh', r"own\.jsonl:2: not a line of JSON"),
-    "two objects in a line": ("{}{}", r"own\.jsonl:2: not a line of JSON"),
-    "nested deeply": ("[" * 200_000, r"own\.jsonl:2: not a line of JSON: it is nested too deeply"),
-}
-
-
-@pytest.mark.parametrize("kind", TORN)
-def test_a_torn_file_is_refused_with_the_line(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path / "own.jsonl", [ARC])
-    path.write_text(path.read_text() + TORN[kind][0])
-    with pytest.raises(DataError, match=TORN[kind][1]):
-        import_task(path, "arc_easy", tmp_path)
-
-
-def test_a_list_whose_end_is_missing_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "torn.json"
-    path.write_bytes(real("arc_easy").read_bytes().rstrip(b"]\n"))
-    with pytest.raises(DataError, match=r"torn\.json:19: a comma or the end of the list is missing here"):
-        import_task(path, "arc_easy", tmp_path)
-
-
 @pytest.mark.parametrize("name", ["Arc", "arc easy", "../arc", "choices", "wikitext", "indent"])
 def test_a_name_that_cannot_be_a_task_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="--task"):
@@ -293,6 +263,34 @@ def test_a_real_winogrande_record_has_a_context_for_each_choice(tmp_path: Path) 
     assert imported.questions()[0].contexts == (f"{before}Sarah", f"{before}Maria")
 
 
+LINE = json.dumps(ARC) + "\n"
+# name of the file, its content, the task, words of the message
+REFUSED = [
+    ("a.json", json.dumps([ARC, {}], indent=2), "arc_easy", r"a\.json:16: record 2: no field"),
+    ("a.jsonl", LINE + '{"question": "Wh', "arc_easy", r"a\.jsonl:2: not a line of JSON"),
+    ("a.jsonl", LINE + "{}{}", "arc_easy", r"a\.jsonl:2: not a line of JSON"),
+    ("a.jsonl", LINE + "[" * 200_000, "arc_easy", r"a\.jsonl:2: not a line of JSON: it is nested too deeply"),
+    ("a.json", real("arc_easy").read_text().rstrip("]\n"), "arc_easy",
+     r"a\.json:19: a comma or the end of the list is missing here"),
+    ("a.json", real("winogrande").read_text(), "arc_easy",
+     ":2: record 1: the choices are option1, option2; those of this task are answer1"),
+    ("a.json", real("openbookqa").read_text(), "social_iqa",
+     ":2: record 1: 4 choices and the question .* are not of social_iqa"),
+    ("a.jsonl", "".join(json.dumps(one) + "\n" for one in (*json.loads(real("arc_easy").read_text()), ARC)), "arc_easy",
+     r"a\.jsonl:4: record 4: this record and the first one are of"),
+    ("a.json", real("boolq").read_text(), "boolq", "import it as --task boolq_closed_book"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "task", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_a_file_that_is_not_of_the_task_is_refused(
+    tmp_path: Path, name: str, content: str, task: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        import_task(tmp_path / name, task, tmp_path)
+
+
 CHANGES: dict[str, tuple[str, str, str]] = {
     "the answer is no choice": ("", "", "'answer4' is not one of answer1, answer2, answer3"),
     "more choices than named": ("answer1/answer2/answer3", "answer1/answer2", "are answer1, answer2, answer3, not"),
@@ -314,21 +312,6 @@ def test_a_form_that_is_not_known_is_refused_with_record_and_line(tmp_path: Path
         import_task(path, "social_iqa", tmp_path)
 
 
-def test_the_records_of_another_task_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r":2: record 1: the choices are option1, option2; those of this task are answer1"
-    ):
-        import_task(real("winogrande"), "arc_easy", tmp_path)
-    with pytest.raises(DataError, match=r":2: record 1: 4 choices and the question .* are not of social_iqa"):
-        import_task(real("openbookqa"), "social_iqa", tmp_path)
-
-
-def test_a_file_of_two_kinds_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "own.jsonl", [*json.loads(real("arc_easy").read_text()), ARC])
-    with pytest.raises(DataError, match=r"own\.jsonl:4: record 4: this record and the first one are of"):
-        import_task(path, "arc_easy", tmp_path)
-
-
 def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path: Path) -> None:
     option2 = "Maria Answer format: option1/option2"
     document = {"sentence": "Ann so _ left.", "option1": "Sarah", "option2": option2, "answer": "1"}
@@ -339,11 +322,6 @@ def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path
     task.path.write_bytes(content)
     with pytest.raises(TaskUnavailable, match=r"jsonl:1: a choice contains 'Answer format:'.*import the file again"):
         task.questions()
-
-
-def test_boolq_without_passages_is_only_the_closed_book_task(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="import it as --task boolq_closed_book"):
-        import_task(real("boolq"), "boolq", tmp_path)
 
 
 @pytest.mark.parametrize("name", GROUPS["embedded"])

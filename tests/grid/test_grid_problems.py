@@ -201,14 +201,6 @@ def test_a_mistake_of_a_grid_does_not_hide_those_of_its_cells(case: str) -> None
         assert said.count(mistake) == 1, said
 
 
-def test_a_mistake_of_a_grid_does_not_hide_those_of_the_grids_that_include_it() -> None:
-    text = whole(BASE + "axes: {norm: 3}") + "\n  h:\n    include: [g]\n    base: {size: quickstart, norm: prae}\n"
-    assert [problem.rpartition(": ")[2] for problem in complaints(text)] == [
-        "'3' is not a list; write [3]",
-        "unknown scheme 'prae'; did you mean 'pre'?",
-    ]
-
-
 def test_a_grid_with_a_mistake_and_too_many_cells_is_not_expanded() -> None:
     many = BASE + "lr: 1\naxes: {seed: {range: [1, 9000]}, optim.lr: {linear: [0.1, 0.2], n: 9000}}"
     assert len(complaints(whole(many))) == 1
@@ -250,56 +242,46 @@ def test_a_mistake_outside_the_grids(case: str) -> None:
     assert found[0].startswith(f"e.yaml:{place}: ")
 
 
-def test_all_mistakes_of_a_file_at_once() -> None:
-    """Of form and of content, in several grids; each once, for any number of cells."""
-    text = HEAD + (
-        "  a: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, prae], seed: [1, 2, 3]}}\n"
-        "  b: {base: {size: quickstart, data: quickstart}, axs: {}}\n"
-        "  c: {base: {size: quickstart, data: quickstart, optim.lr: fast}, axes: {seed: [1, 2]}}\n"
-    )
-    assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
+G = "  g: {base: {size: quickstart, data: quickstart}"
+# Files, and words of each of their messages in order: a mistake is reported once, and what follows from it is not.
+SEVERAL = {
+    "of form and content, in any number of cells": (
+        HEAD + G + ", axes: {norm: [pre, prae], seed: [1, 2, 3]}}\n" + G.replace("g:", "b:") + ", axs: {}}\n"
+        "  c: {base: {size: quickstart, data: quickstart, optim.lr: fast}, axes: {seed: [1, 2]}}\n",
+        ["e.yaml:5:51: ", "e.yaml:4:70: ", "e.yaml:6:60: "]),
+    "of a grid that another includes": (
+        whole(BASE + "axes: {norm: 3}") + "\n  h:\n    include: [g]\n    base: {size: quickstart, norm: prae}\n",
+        ["'3' is not a list; write [3]", "unknown scheme 'prae'; did you mean 'pre'?"]),
+    "setting of a recipe": (whole(BASE).replace("warmup:", "warm_up:"),
+        ["recipes.quickstart.warm_up: unknown key 'warm_up'; did you mean 'warmup'?"]),
+    "missing recipe": ("version: 1\ngrids:\n  a: {base: {size: 60m, data: quickstart, optim.steps: 9}, axes: {seed: "
+        "[1, 2]}}\n", [": optim.lr: ", ": optim.warmup: "]),
+    "section": (
+        HEAD.replace("grids:", "gridz:") + G + ", axess: {norm: [pre]}}\n"
+        "claims: {b: {statement: It is., grids: [g], subject: {norm: pre}, expect: {below: 1}}}\n",
+        [": gridz: ", ": grids.g.axess: "]),
+    "size and corpus": (
+        "sizes: {tiny: {like: quickstart, layers: four}}\ncorpora: {mine: {source: web}}\n"
+        + HEAD.replace("quickstart:", "tiny:") + "  g: {base: {size: tiny, data: mine}}\n",
+        [": sizes.tiny.layers: ", ": corpora.mine.source: "]),
+    "label of an included grid": (whole(cells(seed="[1]")) + "  b: {include: [{grid: g, where: {seed: 2}}]}\n",
+        ["e.yaml:7:41: grids.b.include.where.seed: '2' is not a value of this axis; valid: 1"]),
+    "axis of an included grid": (whole(cells(seed="[1]")) + "  b: {include: [{grid: g, where: {sead: 1}}]}\n",
+        ["grid 'g' has no axis 'sead'; did you mean 'seed'?"]),
+    "a cycle": (HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n",
+        [f"includes form a cycle: {one}" for one in ("a -> b -> c -> a", "b -> c -> a -> b", "c -> a -> b -> c")]),
+    "an endless chain": (
+        HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400)) + G.replace("g:", "g400:") + "}\n",
+        ["e.yaml:4:18: grids.g0.include: the incl", *350 * ["the includes are nested more than 50 grids deep"]]),
+}  # fmt: skip
 
 
-def test_a_misspelt_setting_of_a_recipe_is_not_also_absent() -> None:
-    (found,) = complaints(whole(BASE).replace("warmup:", "warm_up:"))
-    assert found.endswith("recipes.quickstart.warm_up: unknown key 'warm_up'; did you mean 'warmup'?")
-
-
-def test_all_settings_of_a_missing_recipe_are_named_at_once() -> None:
-    text = "version: 1\ngrids:\n  a: {base: {size: 60m, data: quickstart, optim.steps: 9}, axes: {seed: [1, 2]}}\n"
-    assert [line.split(": ")[1] for line in complaints(text)] == ["optim.lr", "optim.warmup"]
-
-
-def test_a_misspelt_section_is_read_so_that_only_its_name_is_reported() -> None:
-    text = (
-        HEAD.replace("grids:", "gridz:") + "  a: {base: {size: quickstart, data: quickstart}, axess: {norm: [pre]}}\n"
-    )
-    text += "claims: {b: {statement: It is., grids: [a], subject: {norm: pre}, expect: {below: 1}}}\n"
-    assert [line.split(": ")[1] for line in complaints(text)] == ["gridz", "grids.a.axess"]
-
-
-def test_what_follows_from_a_mistake_in_a_size_or_corpus_is_not_reported() -> None:
-    declared = "sizes: {tiny: {like: quickstart, layers: four}}\ncorpora: {mine: {source: web}}\n"
-    text = declared + HEAD.replace("quickstart:", "tiny:") + "  g: {base: {size: tiny, data: mine}}\n"
-    assert [line.split(": ")[1] for line in complaints(text)] == ["sizes.tiny.layers", "corpora.mine.source"]
-
-
-def test_cycles_of_includes_are_shown() -> None:
-    text = HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n"
-    assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: the includes form a cycle: a -> b -> c -> a"
-
-
-def test_conditions_of_includes_are_checked() -> None:
-    text = whole(cells(seed="[1]")) + "  b: {include: [{grid: g, where: {seed: 2}}]}\n"
-    assert complaints(text) == ["e.yaml:7:41: grids.b.include.where.seed: '2' is not a value of this axis; valid: 1"]
-    text = text.replace("seed: 2", "sead: 1")
-    assert "grid 'g' has no axis 'sead'; did you mean 'seed'?" in complaints(text)[0]
-
-
-def test_endless_chains_of_includes_are_refused() -> None:
-    text = HEAD + "".join(f"  g{i}: {{include: [g{i + 1}]}}\n" for i in range(400))
-    text += "  g400: {base: {size: quickstart, data: quickstart}}\n"
-    assert complaints(text)[0] == "e.yaml:4:18: grids.g0.include: the includes are nested more than 50 grids deep"
+@pytest.mark.parametrize("case", SEVERAL)
+def test_mistakes_of_a_file_are_reported_at_once_and_once(case: str) -> None:
+    text, words = SEVERAL[case]
+    found = complaints(text)
+    assert len(found) == len(words), found
+    assert all(word in line for word, line in zip(words, found, strict=True)), found
 
 
 def test_whole_numbers_may_have_exponents() -> None:

@@ -20,7 +20,9 @@ from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.section import Tiny
@@ -68,6 +70,67 @@ def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
     }
     means = {"optim.mean_rows": (4, 0)}
     assert found == {"pre": means, "pre-gpas": {**means, "optim.clip_over": ("others", "all")}}
+
+
+# Table 1 of GPAS. Size: learning rate, warm-up, updates, sequences per update.
+TABLE_1 = {
+    "71m": (1e-3, 1_000, 10_000, 512), "130m": (1e-3, 2_000, 20_000, 512), "250m": (1e-3, 4_000, 40_000, 512),
+    "350m": (5e-4, 6_000, 60_000, 512), "1b": (5e-4, 10_000, 100_000, 512), "7b": (3e-4, 10_000, 150_000, 2048),
+}  # fmt: skip
+# grid/cell: global clipping, clipping of the gates. Everything else on C4 is not clipped.
+CLIPPED = {
+    "table2/1b-sandwich-gpas": (0.0, 0.01), "gpas-clipping/clip-gates0.01": (0.0, 0.01),
+    "table3/sandwich-gpas": (0.0, 0.01), "table3-poster/sandwich-gpas": (0.0, 0.01), "appendix-7b/pre": (1.0, 0.0),
+    "appendix-7b/pre-gpas": (1.0, 0.01),
+}  # fmt: skip
+# Of other papers, with recipes of their own, and of none.
+OTHERS = ("spike-", "curse-", "rivals-", "muon-", "transfer-")
+
+
+def test_cells_on_c4_have_the_recipes_of_table_1() -> None:
+    """Documents of at most 256 tokens of T5, padded; the evaluation stops at ten million predicted tokens."""
+    sizes = {EXPERIMENTS.catalogue.sizes[name]: name for name in TABLE_1}
+    own = [entry for name in GRIDS if not name.startswith(OTHERS) for entry in GRIDS[name] if not entry.cell.network]
+    on_c4 = {entry.id: (sizes[entry.cell.model.size], entry) for entry in own if entry.cell.data.source == "c4"}
+    assert {size for size, _ in on_c4.values()} == TABLE_1.keys()
+    assert CLIPPED.keys() <= on_c4.keys()
+    for size, entry in on_c4.values():
+        lr, warmup, steps, batch = TABLE_1[size]
+        clip, clip_gates = CLIPPED.get(entry.id, (0.0, 0.0))
+        assert entry.cell.optim == Optim(
+            lr=lr, warmup=warmup, steps=steps, batch=batch, schedule="cosine", min_ratio=0.1, beta1=0.9, beta2=0.999,
+            eps=1e-8, weight_decay=0.0, clip=clip, clip_gates=clip_gates, clip_over="all", mean_rows=0,
+            stop=40_000 if entry.grid == "appendix-7b" else 0,
+        ), entry.id  # fmt: skip
+        data, compared = entry.cell.data, entry.grid == "table2-precision"
+        text = (data.tokenizer, data.layout, data.length, data.eval_tokens, entry.cell.model.size.vocab)
+        assert text == ("t5", "pad", 256, 10_000_000, 32_000), entry.id
+        assert (entry.resources.micro_batch, entry.cadence.eval_every) == (0, 1000), entry.id
+        axes = entry.axes if compared else {"precision": "pure_bf16", "seed": 42}
+        assert (entry.cell.precision, entry.cell.seed) == (axes["precision"], axes["seed"]), entry.id
+
+
+# Two grids, and how many cells they share.
+SHARED = {
+    **{(grid, "table2"): 2 for grid in ("table4-activation", "table4-position", "table5-stopgrad", "table5-gate")},
+    ("table2-precision", "table2"): 8, ("quickstart-precision", "quickstart"): 8,
+    ("quickstart-ablations", "quickstart"): 4, ("quickstart-lr", "quickstart"): 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("grid", "other"), SHARED)
+def test_grids_share_their_common_cells(grid: str, other: str) -> None:
+    assert len({entry.key for entry in GRIDS[grid]} & {entry.key for entry in GRIDS[other]}) == SHARED[grid, other]
+
+
+def test_the_multipliers_of_figure_11_make_its_standard_deviations() -> None:
+    expected = {"scaled": 0.63, "std-5": 5.0, "std-50": 50.0}
+    stds = {entry.name: round(shortcut_std(entry.cell.model), 2) for entry in GRIDS["spike-embed-std"]}
+    assert stds == {
+        f"{size}-{name}": pytest.approx(std, rel=2e-3)
+        for size in ("gpt-350m", "gpt-1.7b")
+        for name, std in expected.items()
+    }
 
 
 SCORED = ["pretrain", "finetune", "downstream"]

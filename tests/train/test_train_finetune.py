@@ -168,24 +168,24 @@ def test_changed_records_are_not_resumed(room: Path, tmp_path: Path) -> None:
         run(root, "second", cell(), pretrained(room), earlier=["first"])
 
 
-def test_another_tokenizer_is_refused(room: Path) -> None:
-    with pytest.raises(GpasError, match="was pretrained with the tokenizer aaaaaaaaaaaa, and this machine has"):
-        run(room, "unused", cell(), pretrained(room), tokenizer="a" * 64)
+TWO = World(0, 2, 0)  # not connected: a collective call would fail
 
 
-def test_a_warmup_as_long_as_the_finetuning_is_refused(room: Path) -> None:
-    with pytest.raises(GpasError, match=r"finetune\.warmup: 8 is not shorter than the 8 updates"):
-        run(room, "unused", cell({"warmup": UPDATES}), pretrained(room))
-
-
-def test_lisa_on_shards_and_an_uneven_batch_are_refused_before_anything_starts(room: Path) -> None:
-    two = World(0, 2, 0)  # not connected: a collective call would fail
-    with pytest.raises(
-        GpasError, match=r"lisa trains different layers every few updates.*set strategy: ddp, or method: full"
-    ):
-        run(room, "unused", cell(), pretrained(room), world=two, resources=Resources(strategy="fsdp"))
-    with pytest.raises(GpasError, match="5 rows cannot be shared evenly by 2 processes"):
-        run(room, "unused", cell({"batch": 5}), pretrained(room), world=two)
+@pytest.mark.parametrize(
+    ("section", "how", "message"),
+    [
+        ({}, {"tokenizer": "a" * 64}, "was pretrained with the tokenizer aaaaaaaaaaaa, and this machine has"),
+        ({"warmup": UPDATES}, {}, r"finetune\.warmup: 8 is not shorter than the 8 updates"),
+        ({}, {"world": TWO, "resources": Resources(strategy="fsdp")},
+         "lisa trains different layers every few updates.*set strategy: ddp, or method: full"),
+        ({"batch": 5}, {"world": TWO}, "5 rows cannot be shared evenly by 2 processes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_finetuned_is_refused_before_anything_starts(
+    room: Path, section: dict[str, Any], how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GpasError, match=message):
+        run(room, "unused", cell(section), pretrained(room), **how)
 
 
 # Two processes

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ def test_every_table_is_as_it_was() -> None:
     texts = {part.spec.title: str(as_text(part).texts(PLAIN)) for part in EVERY_PART}
     found = [f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {title}" for title, text in texts.items()]
     assert sorted(found) == sorted((AS_PRINTED[0].parents[1] / "printed_tables.txt").read_text("utf-8").splitlines())
+
+
+@pytest.mark.parametrize("part", EVERY_PART, ids=lambda part: part.spec.title)
+def test_texts_are_the_published_numbers(part: Table) -> None:
+    for cell in (cell for line in part.rows for cell in line.published if cell.table):
+        found = [float(number) for number in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d*)?", cell.text)]
+        printed_numbers = [number for number in (cell.value, cell.delta) if number is not None]
+        assert found[: max(1, len(printed_numbers))] == printed_numbers, (part.printed, cell.text)
 
 
 @pytest.mark.parametrize("source", [source for source in SOURCES if numbers(source)])
