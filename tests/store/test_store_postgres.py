@@ -95,7 +95,7 @@ def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Co
         maintenance.backup(postgres_url)
     with connect(postgres_url).begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
-    with pytest.raises(StoreError, match="gpas db rebuild.* first name an empty database with GPAS_DB"):
+    with pytest.raises(StoreError, match=r"gpas db rebuild.* first name an empty database with GPAS_DB"):
         session.connect(postgres_url)
 
 
