@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+import face
 import pytest
 from attempts import attempt_at
 from face import Face, gpas, tiny
@@ -22,6 +23,7 @@ from gpas_cli.spec.parse_cell import cell_from
 
 CACHES = [getattr(extension, name) for name in ("extensions", "absent")]
 CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns")]
+CACHES += [face._make_app, face._get_group]  # the commands that this process has made
 HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL}
 
 
@@ -130,8 +132,8 @@ CALLS = {"campaigns": "run claims", "page": "report", "theory": "theory depth pr
 
 
 @pytest.mark.parametrize("hidden", CALLS, indirect=True)
-def test_a_missing_command_is_named(face: Face, hidden: str) -> None:
-    words = CALLS[hidden].split()
-    assert f"│ {words[0]} " not in face("--help").out or words[0] == "run"
-    assert f"needs the extension {hidden}, which this installation does not have" in face(*words, expect=2).err
-    assert not [name for name in face("schema").out.splitlines() if name.startswith(CALLS[hidden])]
+def test_a_missing_command_is_named(tmp_path: Path, hidden: str) -> None:
+    project, words = Face(tmp_path / "project"), CALLS[hidden].split()
+    assert f"│ {words[0]} " not in project("--help").out or words[0] == "run"
+    assert f"needs the extension {hidden}, which this installation does not have" in project(*words, expect=2).err
+    assert not [name for name in project("schema").out.splitlines() if name.startswith(CALLS[hidden])]

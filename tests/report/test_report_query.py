@@ -114,7 +114,7 @@ def test_why_of_a_cell_that_never_ran(engine: Engine, tmp_path: Path) -> None:
 
 def test_differences_are_dotted() -> None:
     shown = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": None})
-    assert [(d.setting, d.base, d.own) for d in shown] == [("a.c", 2, 5), ("d", 3, None)]
+    assert [(d.setting, d.a, d.b) for d in shown] == [("a.c", 2, 5), ("d", 3, None)]
 
 
 @pytest.fixture
