@@ -1,4 +1,4 @@
-"""Capabilities around the engine, each in a folder of its own with all that it adds (`gpas_cli.spec.extensions`).
+"""Capabilities around the engine, each in a folder of its own with all that it adds (`gpas_cli.extension`).
 
 The engine imports none of them, and works when any of them is deleted.
 """

@@ -50,15 +50,15 @@ class StageJob:
     @property
     def uses(self) -> tuple[str, ...]:
         """The extensions that the job executes: those of its stages, and of a scheme from another package."""
-        cell = self.cell.needed_by(self.kind)
-        scheme = cell.model.norm.origin
+        scheme = self.cell.model.norm.origin
         of_scheme = (scheme.name,) if scheme and not scheme.source else ()
-        return tuple(sorted({*of_scheme, *(name for stage in cell.stages for name in of_stage(stage.declared))}))
+        later = self.cell.needed_by(self.kind).later
+        return tuple(sorted({*of_scheme, *(name for stage in later for name in of_stage(stage.kind))}))
 
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""
         demand, cell = self.demand, self.cell.needed_by(self.kind)
-        stages = [stage.declared for stage in cell.stages if stage.declared.origin]
+        stages = [stage.kind for stage in cell.later if stage.kind.origin]
         return StageRecord(
             plugin=cell.model.norm.origin,
             stage_plugins=tuple(dict.fromkeys(kind.origin for kind in stages if kind.origin)),

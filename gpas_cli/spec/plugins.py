@@ -3,7 +3,7 @@
 A file defines `SCHEMES = {"name": Class}` like `gpas_cli.spec.norm`, `STAGE_KINDS = {"name": StageKind(...)}` like
 `gpas_cli.spec.stage`, or both. It may import installed packages, but not files beside it: its text is recorded with
 every attempt that needs it, and executed from that record. A package declares the same in an extension
-(`gpas_cli.spec.extensions`).
+(`gpas_cli.extension`).
 
 The key of a cell with a plugin scheme contains the wiring of each layer, not the scheme's text or name, so a changed
 comment keeps the key and a changed equation does not. The key of a plugin stage contains its name and its parameters: a

@@ -1,7 +1,7 @@
 """The kinds of stage that a cell may have: pretraining, and what may follow it. Each stage has its own key.
 
 To add a kind: an entry in STAGE_KINDS, with its parameters and cost, and a function in `gpas_cli.worker.stages`
-that runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
+that runs it; or both in an extension (`gpas_cli.extension`) or a plugin file (`gpas_cli.spec.plugins`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StageKind:
     """One kind of stage: what it is called, what it takes, what it costs and what it reports.
 
     parameters: the frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell.
-    It may have the methods of `spec.finetune.Finetune` that find problems and fill in what it takes from the cell.
+    It is a `spec.section.Section`.
     trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
     one process.
     causal: whether it needs a network that was trained to predict the next token.

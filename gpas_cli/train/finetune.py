@@ -80,13 +80,13 @@ def finetune(
 def recipe_of(cell: Cell, rows: int) -> Cell:
     """Return the cell with the recipe, the rows, dropout, precision and seed of its finetuning on `rows` rows."""
     spec: Finetune = cell.parameters(_KIND)
+    return with_recipe(cell, spec, spec.optim(spec.steps(rows)), spec.layout)
+
+
+def with_recipe(cell: Cell, spec: Any, optim: Optim, layout: str) -> Cell:
+    """Return the cell with a recipe, and with the length of rows, dropout, precision and seed of the section `spec`."""
+    data = replace(cell.data, length=spec.length, layout=layout, documents="joined")
     own = {"dropout": spec.dropout, "precision": spec.precision, "seed": spec.seed}
-    return with_recipe(cell, spec.optim(spec.steps(rows)), spec.layout, spec.length, **own)
-
-
-def with_recipe(cell: Cell, optim: Optim, layout: str, length: int, **own: Any) -> Cell:
-    """Return the cell with a recipe, with such rows, and with its `own` dropout, precision and seed."""
-    data = replace(cell.data, length=length, layout=layout, documents="joined")
     return replace(cell, data=data, optim=optim, depth=Depth(), later=(), **own)
 
 

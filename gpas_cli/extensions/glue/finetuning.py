@@ -161,8 +161,7 @@ def _run(
     """Run one training, or the rest of it; return its outcome, and its scores if it is done, after recording them."""
     spec: Glue = cell.parameters(_KIND)
     rows = training.rows.train
-    settings = {"dropout": spec.dropout, "precision": spec.precision, "seed": spec.seed}
-    recipe = with_recipe(cell, spec.optim(training.rate, len(rows)), "pad", spec.length, **settings)
+    recipe = with_recipe(cell, spec, spec.optim(training.rate, len(rows)), "pad")
     own = next(stage.key for stage in cell.stages if stage.kind == _KIND)
     scorer = _Scorer(training, spec.batch, checkpoint)
     inputs = TrainingInputs(
