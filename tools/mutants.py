@@ -3,6 +3,7 @@
     python tools/mutants.py --seed 7                    200 mutants of FILES, each tried with its room's tests
     python tools/mutants.py --seed 7 --tests REVISION   the same mutants, tried with the tests of another revision
     python tools/mutants.py --seed 7 --tests REVISION --survivors FILE    those alone that survived in an output
+    python tools/mutants.py --seed 7 --done FILE        without those of an output that was cut short
 
 A mutant is one file with another comparison, another constant, a statement less or two arguments exchanged. It is
 killed if pytest fails or takes too long; without a change, every room's tests must pass. The same seed gives the same
@@ -41,7 +42,7 @@ COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-SECONDS = 600  # after which the tests of a mutant count as failed
+SECONDS = 1500  # after which the tests of a mutant count as failed
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Mutant:
     before: str
     after: str
     source: str
+
+    @property
+    def name(self) -> tuple[str, int, str]:
+        return self.file, self.line, self.after
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
@@ -131,11 +136,10 @@ def room_of(mutant: Mutant) -> str:
     return mutant.file.partition("/")[0]
 
 
-def survivors(of: list[Mutant], output: Path) -> list[Mutant]:
-    """Return the mutants that survived in an earlier output."""
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    lived = {(line["file"], line["line"], line["after"]) for line in lines if not line.get("killed", True)}
-    return [mutant for mutant in of if (mutant.file, mutant.line, mutant.after) in lived]
+def tried_before(output: Path) -> dict[tuple[str, int, str], bool]:
+    """Return for each mutant of an earlier output whether it was killed."""
+    lines = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    return {(line["file"], line["line"], line["after"]): line["killed"] for line in lines if "file" in line}
 
 
 def copy_of(revision: str, folder: Path) -> Path:
@@ -153,10 +157,15 @@ def main() -> None:
     parser.add_argument("--tests", default="HEAD", help="the revision whose tests are run")
     parser.add_argument("--survivors", type=Path, help="an earlier output, whose survivors alone are tried")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--done", type=Path, help="an earlier output, whose mutants are not tried again")
     options = parser.parse_args()
     chosen = mutants(ROOT, options.seed, options.count)
     if options.survivors:
-        chosen = survivors(chosen, options.survivors)
+        before = tried_before(options.survivors)
+        chosen = [mutant for mutant in chosen if before.get(mutant.name) is False]
+    if options.done:
+        before = tried_before(options.done)
+        chosen = [mutant for mutant in chosen if mutant.name not in before]
     with tempfile.TemporaryDirectory(prefix="gpas-mutants-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for i in range(options.jobs):
