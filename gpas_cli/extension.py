@@ -20,6 +20,7 @@ from gpas_cli.errors import GpasError
 # Name -> the settings, commands and curves that it brings, so that a missing one can be named.
 IN_WHEEL: dict[str, tuple[str, ...]] = {
     "campaigns": ("run claims", "run tuned"),
+    "export": ("export",),
     "glue": ("glue",),
     "page": ("report", "serve"),
     "quantised": ("quantised",),

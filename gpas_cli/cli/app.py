@@ -114,7 +114,7 @@ def main(
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "figure", "why", "export", "doctor")
+_REPORTING = ("plan", "table", "claims", "figure", "why", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -142,7 +142,6 @@ COMMANDS = {
         "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
-        "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
     "Data": {"data": "Prepare, list and check tokenised text; import tasks."},

@@ -1,1 +1,1 @@
-"""Evaluate and export trained networks from their checkpoints; bounds of the papers for untrained ones."""
+"""Evaluate trained networks from their checkpoints, and networks of others."""

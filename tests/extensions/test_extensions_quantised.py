@@ -16,9 +16,9 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Score
+from gpas_cli.extensions.export.fold import fold
 from gpas_cli.extensions.quantised.rounding import measure_quantised, quantised, rounded
 from gpas_cli.extensions.quantised.stage import PERPLEXITY, QUANTISED, RISE
-from gpas_cli.model.fold import fold
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.evaluate import evaluate

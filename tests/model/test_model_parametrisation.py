@@ -1,22 +1,18 @@
-"""muP and CompleteP: their factors against a table of the papers, one network at the base, folding, and refusals."""
+"""muP and CompleteP: their factors against a table of the papers, one network at the base, and refusals."""
 
 import re
 from dataclasses import replace
-from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from learned_factors import open_factors
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.fold import fold, logit_difference
 from gpas_cli.model.init import standard_deviations
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.gate import _SITES
-from gpas_cli.spec.model import FAMILIES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parametrisation import Parametrisation
@@ -145,22 +141,6 @@ def test_at_the_base_all_parametrisations_are_one_network_in_the_same_bits(schem
     ours, theirs = (network.state_dict() for network in networks)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not torch.equal(ours["model.norm.weight"], torch.ones(BASE))
-
-
-@pytest.mark.parametrize(
-    ("scheme", "family"),
-    list(zip(SCHEMES, cycle(name for name, own in FAMILIES.items() if not own.encoder), strict=False)),
-)
-def test_the_factors_fold_into_the_weights(scheme: str, family: str) -> None:
-    how = {**COMPLETEP, "base_heads": 1, "base_layers": 2}
-    shape = {**size(2), "eps": 1e-30}
-    values = {"size": shape, "norm": scheme, "family": family, "init": {"std": 0.2}, "parametrisation": how}
-    network = open_factors(build(parse_model(values)).double())
-    standard = replace(network.spec, parametrisation=Parametrisation())
-    assert logit_difference(network, fold(network, standard), TOKENS) < 1e-11
-    same = build(standard).double()
-    same.load_state_dict(network.state_dict())
-    assert not logit_difference(network, same, TOKENS) < 1e-3  # the factors had an effect
 
 
 @pytest.mark.parametrize("site", _SITES)

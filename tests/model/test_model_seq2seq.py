@@ -2,9 +2,6 @@
 
 import copy
 import itertools
-import json
-import re
-from dataclasses import replace
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -16,12 +13,9 @@ from moved_networks import moved_network
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.errors import GpasError
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.decoding import CachedReader
 from gpas_cli.model.dropout import Dropout
-from gpas_cli.model.export import pegasus_files, pegasus_weights
-from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.seq2seq import DecoderBlock, Stacks, Translator, Writer
@@ -266,74 +260,6 @@ def test_layers_of_both_stacks_share_nothing_and_have_a_gate_each() -> None:
     assert [isinstance(layer, DecoderBlock) for layer in made.model.layers] == [False, False, True, True]
     assert all(a is not b for a, b in pairwise(made.model.layers))
     assert len(dict(copy.deepcopy(made).named_parameters())) == len(dict(made.named_parameters()))
-
-
-FOLDED = ("pre", "lns", "layerscale", "scalars", "scaled-branches")
-
-
-def pegasus(made: Translator) -> Any:
-    """Return the network of transformers with the folded weights."""
-    transformers = pytest.importorskip("transformers")
-    shared = {"max_position_embeddings": 12, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
-    files = pegasus_files(made, {**shared, "decoder_start_token_id": 3})
-    theirs = transformers.PegasusForConditionalGeneration(
-        transformers.PegasusConfig(**json.loads(files["config.json"]))
-    )
-    weights = pegasus_weights(made, 12)
-    found = theirs.double().load_state_dict(weights, strict=False)
-    tied = {"lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
-    assert set(found.missing_keys) == {*tied, "final_logits_bias"}
-    assert not found.unexpected_keys
-    return theirs.eval()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("norm", "gate", "embed", "decoder_layers"),
-    [(norm, "gpas", "scaled", 1) for norm in FOLDED]
-    + [("pre", {"like": "gpas", "site": site, "share": "sublayer"}, "plain", 3) for site in ("home", "after-norm")]
-    + [("pre", "none", "plain", None)],
-)
-def test_folded_into_pegasus_logits_are_equal(norm: str, gate: Any, embed: str, decoder_layers: int | None) -> None:
-    size = {**SIZE, "eps": 1e-30, "decoder_layers": decoder_layers}
-    made = network(norm=norm, gate=gate, embed=embed, size=size)
-    assert obstacle(made.spec) == ""
-    goal = plain_llama(made.spec)
-    prefix = torch.tensor([4, 2])
-    rows = torch.tensor([[5, 6, 7, 3, 20, 21], [9, 3, 22, 23, 24, 25]])
-    folded = fold(made, replace(goal, size=made.spec.size))  # only eps does not fold
-    assert logit_difference(made, folded, rows, Visible(prefix=prefix, bounds=(2, 4))) < 1e-12
-    folded = fold(made, goal)
-    assert isinstance(folded, Translator)
-    sources, targets = padded(SOURCES), padded([[3, *row] for row in TARGETS])
-    seen = torch.arange(sources.shape[1]) < torch.tensor([len(row) for row in SOURCES])[:, None]
-    logits = pegasus(folded)(input_ids=sources, attention_mask=seen.long(), decoder_input_ids=targets).logits
-    expected = states(folded) @ folded.model.embed_tokens.weight.t()
-    assert (logits - expected).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"norm": "post"}, "layer 1 of Post-LN is not wired like Pegasus's"),
-        ({"norm": "deepnorm"}, "DeepNorm is not wired"),
-        ({"norm": "b2t"}, "is not wired"),
-        ({"norm": "sandwich"}, "is not wired"),
-        ({"norm": "pre", "family": {"like": "encoder-decoder", "ffn": "gelu"}}, "its family differs"),
-        ({"norm": "pre", "embed": "rmsnorm"}, "its embedding is neither plain"),
-    ],
-)
-def test_other_networks_are_no_pegasus(values: dict[str, Any], message: str) -> None:
-    found = obstacle(parse_model({"size": SIZE, "family": "encoder-decoder", **values}))
-    assert re.search(message, found)
-
-
-def test_a_gate_that_stops_the_stream_does_not_fold() -> None:
-    made = network(norm="pre", gate={"like": "gpas", "activation": "identity"})
-    with torch.no_grad():
-        made.model.layers[0].gate.alpha.fill_(1.0)
-    with pytest.raises(GpasError, match="multiplies the residual stream by 0"):
-        fold(made, plain_llama(made.spec))
 
 
 DECODED = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 50}

@@ -9,7 +9,7 @@ and activations keep their precision. The integers are turned back into numbers 
 what rounding costs, not what integers save.
 
 A gate is one number, and rounding commutes with it: a matrix times c has the scales |c| s_i and, up to the sign, the
-same integers. So the network as stored and the one with its gates folded into the weights (`gpas_cli.model.fold`) lose
+same integers. So the network as stored and the one with its gates folded into the weights, as `gpas export` does, lose
 the same, and one measurement stands for both.
 """
 

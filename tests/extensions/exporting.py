@@ -15,7 +15,7 @@ from end_to_end import WORDS
 from learned_factors import open_factors
 
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
+from gpas_cli.extensions.export.network import ExportOptions, ExportReport, export
 from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell

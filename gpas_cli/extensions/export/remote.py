@@ -3,7 +3,8 @@
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 The model scores text, generates with a cache of keys and values, and can be trained further, with transformers 4.45 or
-newer. `gpas_cli.model.export` bundles this module and its definitions into one file; gpas_cli itself never imports it.
+newer. `gpas_cli.extensions.export.files` bundles this module and its definitions into one file; gpas_cli itself never
+imports it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.parse import plain
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _Name = tuple[str, str]  # a module and a name defined in it
 _Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
 
@@ -262,7 +262,7 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
     return {
         "config.json": _json(config),
         "generation_config.json": _generation(shared),
-        f"{CODE}.py": Bundle("gpas_cli.model.remote").text(),
+        f"{CODE}.py": Bundle("gpas_cli.extensions.export.remote").text(),
     }
 
 

@@ -28,11 +28,11 @@ from gate_placements import PLACEMENTS, spread, two_layers
 from safetensors.torch import load_file
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.export import ExportOptions, export
+from gpas_cli.extensions.export.files import Bundle, write_folder
+from gpas_cli.extensions.export.fold import fold, logit_difference, obstacle, plain_llama
+from gpas_cli.extensions.export.network import ExportOptions, export
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.model.export import Bundle, write_folder
-from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.gate import _SITES
@@ -329,7 +329,7 @@ def test_schemes_that_cannot_be_folded_are_named(norm: str) -> None:
 
 
 def test_the_bundled_file_does_not_import_this_package() -> None:
-    tree = ast.parse(Bundle("gpas_cli.model.remote").text())
+    tree = ast.parse(Bundle("gpas_cli.extensions.export.remote").text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     tops = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
@@ -342,7 +342,7 @@ def test_the_bundled_file_does_not_import_this_package() -> None:
 @pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")
 def test_the_bundled_file_names_nothing_undefined(tmp_path: Path) -> None:
     path = tmp_path / "modeling.py"
-    path.write_text(Bundle("gpas_cli.model.remote").text())
+    path.write_text(Bundle("gpas_cli.extensions.export.remote").text())
     checked = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(path)]
     done = subprocess.run(checked, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -352,7 +352,7 @@ def test_an_import_inside_a_function_is_refused(tmp_path: Path, monkeypatch: pyt
     package = tmp_path / "gpas_cli"
     (package / "model").mkdir(parents=True)
     (package / "model/root.py").write_text("def f():\n    from gpas_cli.spec.parse import plain\n    return plain\n")
-    monkeypatch.setattr("gpas_cli.model.export._PACKAGE", package)
+    monkeypatch.setattr("gpas_cli.extensions.export.files._PACKAGE", package)
     with pytest.raises(ValueError, match=r"imports gpas_cli\.spec\.parse inside its body"):
         Bundle("gpas_cli.model.root")
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.events import Evaluation, Score, TextFacts
+from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.export.archive import public_record, run_files, write_members
 from gpas_cli.files import read_regular, replace_file
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.settings import safe
-from gpas_cli.origin.archive import public_record, run_files, write_members
 from gpas_cli.project import Project
 from gpas_cli.report.contributed import FACTS, OF_ATTEMPT, SUFFIX, hardware_and_code, name_fault, verified
 from gpas_cli.report.papers import published

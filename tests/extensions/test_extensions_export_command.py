@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.cli.commands.export import _checked
 from gpas_cli.evaluate import external
+from gpas_cli.extensions.export.command import _checked
 
 
 @pytest.mark.parametrize("form", ["llama", "pegasus"])

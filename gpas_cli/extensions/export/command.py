@@ -18,11 +18,11 @@ from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
+from gpas_cli.extensions.export.archive import Archive, write_archive
+from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
+from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
-from gpas_cli.origin.archive import Archive, write_archive
-from gpas_cli.origin.contribution import write_contribution
 from gpas_cli.report.contributed import FOLDER
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
@@ -33,7 +33,7 @@ from gpas_cli.structure import FLAT
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.evaluate.export import ExportOptions
+    from gpas_cli.extensions.export.network import ExportOptions
 
 
 class ExportedJson(DocumentJson):
@@ -123,7 +123,7 @@ def export(
         return
     if len(words) != 2:
         raise GpasError("name a cell and the folder to write, grids with --archive FILE, or a cell with --contribute")
-    from gpas_cli.evaluate.export import ExportOptions  # imports torch
+    from gpas_cli.extensions.export.network import ExportOptions  # imports torch
 
     options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled, license_id=license_id)
     _network(words[0], options, as_json)
@@ -172,7 +172,7 @@ def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     """Write a trained cell as a folder for transformers."""
-    from gpas_cli.evaluate.export import export as write
+    from gpas_cli.extensions.export.network import export as write
 
     entry = find_cells([cell])[0]
     here = project()

@@ -18,10 +18,17 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.data.pairs import SEPARATOR
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
+from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card, check_license
+from gpas_cli.extensions.export.files import (
+    bundled_files,
+    check_target,
+    llama_files,
+    pegasus_files,
+    pegasus_weights,
+    write_folder,
+)
+from gpas_cli.extensions.export.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.attention import Visible
-from gpas_cli.model.export import bundled_files, check_target, llama_files, pegasus_files, pegasus_weights, write_folder
-from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family, Model

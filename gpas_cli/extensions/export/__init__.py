@@ -1,0 +1,34 @@
+"""What leaves a project: networks for `transformers`, archives of tables, records of cells for papers.
+
+command       `gpas export`
+network       a checkpoint -> a folder for `transformers`, after the error of folding is measured
+files         the files of such a folder, among them one with the code that the network needs
+fold          gates, scales and other factors folded into the weights of a network
+remote        that code as `transformers` runs it; nothing imports it here
+card          the model card
+archive       tables with everything behind their numbers, in one file
+contribution  the record of a cell that others may show in the tables of a paper
+"""
+
+from gpas_cli.extension import Command, Extension
+
+_COMMAND = "gpas_cli.extensions.export.command"
+
+EXTENSION = Extension(
+    name="export",
+    about="networks, archives and records that leave the project",
+    page="how-to/exports.md",
+    commands={
+        "export": Command(
+            heading="Results",
+            about="Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
+            module=_COMMAND,
+            shows_results=True,
+        )
+    },
+    documents={
+        "export": f"{_COMMAND}:ExportedJson",
+        "export archive": f"{_COMMAND}:ArchivedJson",
+        "export contribution": f"{_COMMAND}:ContributedJson",
+    },
+)
