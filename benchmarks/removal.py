@@ -21,7 +21,7 @@ from gpu_scale import wait
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpas_cli.evaluate.blocks import Removed, find_blocks
+from gpas_cli.extensions.layers.blocks import Removed, find_blocks
 from gpas_cli.train.device import choose_device
 
 

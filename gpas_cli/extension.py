@@ -22,6 +22,7 @@ IN_WHEEL: dict[str, tuple[str, ...]] = {
     "campaigns": ("run claims", "run tuned"),
     "export": ("export",),
     "glue": ("glue",),
+    "layers": ("importance", "layers"),
     "page": ("report", "serve"),
     "quantised": ("quantised",),
     "theory": ("theory", "identity_bounds"),
@@ -71,8 +72,7 @@ class Extension:
 
 
 @cache
-def extensions() -> dict[str, Extension]:
-    """Return the extensions of this package that are there, by name."""
+def _heads() -> dict[str, Extension]:
     found = {}
     for name in IN_WHEEL:
         try:
@@ -81,6 +81,18 @@ def extensions() -> dict[str, Extension]:
             if not f"{_PACKAGE}.{name}".startswith(error.name or "?"):
                 raise
     return found
+
+
+@cache
+def extensions() -> dict[str, Extension]:
+    """Return the extensions of this package that are there with all that they require, by name."""
+    return {name: one for name, one in _heads().items() if not _lost(name)}
+
+
+def _lost(name: str) -> str:
+    """Return the extension for want of which this one cannot be used: itself or one that it requires, "" if none."""
+    head = _heads().get(name)
+    return name if head is None else next(filter(None, map(_lost, head.requires)), "")
 
 
 @cache
@@ -128,8 +140,7 @@ def folder_of(package: str) -> Path:
 @cache
 def absent() -> dict[str, str]:
     """Return the settings and commands that the missing extensions of this package bring, with these extensions."""
-    gone = IN_WHEEL.keys() - extensions().keys()
-    return {name: one for one in IN_WHEEL if one in gone for name in IN_WHEEL[one]}
+    return {name: lost for one in IN_WHEEL if (lost := _lost(one)) for name in IN_WHEEL[one]}
 
 
 def missing(name: str) -> str:

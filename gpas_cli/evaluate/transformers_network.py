@@ -6,8 +6,7 @@ Encoder         has no head for the next token: its streams, and answers to ques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.blocks import Blocks, find_blocks
 from gpas_cli.model.llama import Read
 from gpas_cli.model.packing import Packing
 from gpas_cli.spec.downstream import SQUAD, base_name
@@ -79,9 +77,9 @@ class CausalNetwork(nn.Module):
         finally:
             handle.remove()
 
-    def blocks(self) -> Blocks:
-        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
-        return find_blocks(self.inner, self.source, lambda: self._hidden(_probe(self)))
+    def probed(self) -> Tensor:
+        """Return the states of a row of tokens, with which the network can be tried."""
+        return self._hidden(_probe(self))
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -137,9 +135,9 @@ class Encoder(nn.Module):
         found: Tensor = self.answers(self._states(rows, attention_mask=mask, **typed))
         return found
 
-    def blocks(self) -> Blocks:
-        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
-        return find_blocks(self.inner, self.source, lambda: self._states(_probe(self)))
+    def probed(self) -> Tensor:
+        """Return the states of a row of tokens, with which the network can be tried."""
+        return self._states(_probe(self))
 
     def _states(self, rows: Tensor, **more: Tensor) -> Tensor:
         found: Tensor = self.inner(input_ids=rows, **more).last_hidden_state
@@ -147,29 +145,6 @@ class Encoder(nn.Module):
 
 
 TransformersNetwork = CausalNetwork | Encoder
-
-
-@contextmanager
-def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator[list[Tensor]]:
-    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass: a tensor
-    (batch, time - 1) for each layer, the mean over its heads. Nothing where the attention does not give its matrix.
-
-    Rows have no padding. The matrices are computed for this, those of one layer at a time.
-    """
-    found: list[Tensor] = []
-
-    def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
-        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if isinstance(weights, Tensor) and weights.dim() == 4:
-            found.append(weights[:, :, 1:, 0].double().mean(1))
-
-    usual = network.inner.config._attn_implementation
-    network.inner.set_attn_implementation("eager")
-    with ExitStack() as stack:
-        stack.callback(network.inner.set_attn_implementation, usual)
-        for attention in blocks.attentions:
-            stack.callback(attention.register_forward_hook(keep).remove)
-        yield found
 
 
 def _probe(network: TransformersNetwork) -> Tensor:

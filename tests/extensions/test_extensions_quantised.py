@@ -14,9 +14,9 @@ from torch import nn
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Score
 from gpas_cli.extensions.export.fold import fold
+from gpas_cli.extensions.layers.removal import own_subject
 from gpas_cli.extensions.quantised.rounding import measure_quantised, quantised, rounded
 from gpas_cli.extensions.quantised.stage import PERPLEXITY, QUANTISED, RISE
 from gpas_cli.model.llama import Llama, build

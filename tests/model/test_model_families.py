@@ -11,7 +11,7 @@ from gate_placements import two_layers
 from torch import Tensor, nn
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate.blocks import Removed, own_blocks
+from gpas_cli.extensions.layers.blocks import Removed, own_blocks
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Block, Llama, build
 from gpas_cli.model.rope import rotate

@@ -16,7 +16,7 @@ from gate_placements import spread, two_layers
 from golden_networks import GOLDEN, model_of
 from learned_factors import open_factors
 
-from gpas_cli.evaluate.blocks import Removed, own_blocks
+from gpas_cli.extensions.layers.blocks import Removed, own_blocks
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
 from gpas_cli.model.llama import Llama, build

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.evaluate.blocks import Removed, own_blocks
+from gpas_cli.extensions.layers.blocks import Removed, own_blocks
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse_cell import cell_from, parse_model

@@ -15,8 +15,9 @@ from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import EOS, train_bpe
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.external import find_network, open_model
-from gpas_cli.evaluate.removal import text_batches
 from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
+from gpas_cli.extensions.layers.blocks import blocks_of
+from gpas_cli.extensions.layers.removal import text_batches
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
@@ -190,7 +191,7 @@ def test_more_layers_than_there_are_cannot_be_left_out(project: Project, section
 
 
 def test_sublayers_that_cannot_be_removed_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpas_cli.evaluate.blocks._ATTENTION_NAMES", ())
+    monkeypatch.setattr("gpas_cli.extensions.layers.blocks._ATTENTION_NAMES", ())
     cell = project.cell(importance={"text": "notes.txt", "parts": ["attention"]})
     with pytest.raises(GpasError, match=r"importance.parts: no attention or feed-forward network with a usual name"):
         project.go(cell)
@@ -207,7 +208,7 @@ def test_a_small_network_of_the_package_is_measured(name: str, tmp_path: Path) -
     network = EXPERIMENTS.catalogue.networks[name]
     (tmp_path / "notes.txt").write_text(" ".join(WORDS * 9))
     opened = open_model(find_network(network, tmp_path, print), dtype=network.dtype)
-    assert (opened.parameters, len(opened.network.blocks())) == (network.parameters, 12)
+    assert (opened.parameters, len(blocks_of(opened.network))) == (network.parameters, 12)
     cell = cell_from({"network": plain(network), "importance": TEXT})
     outcome = run(cell, new_attempt(tmp_path, cell, "importance"), lambda: None)
     assert outcome.metrics["mean_importance"] > 0

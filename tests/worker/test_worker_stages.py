@@ -18,10 +18,11 @@ from stage_runs import events, new_attempt, run, scored, train, warnings
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.events import Layers, Outcome, Phase, Removal, Score, Scoring, TextFacts, Verified
+from gpas_cli.extensions.layers.stage import SUBLAYERS
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.stage import BINS, SUBLAYERS
+from gpas_cli.spec.stage import BINS
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import attempts_without_progress, conclude
 from gpas_cli.state.outputs import recorded_events

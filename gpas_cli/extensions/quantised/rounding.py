@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gpas_cli.evaluate.removal import Subject
 from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
+from gpas_cli.extensions.layers.removal import Subject
+from gpas_cli.extensions.layers.run import subject_of
 from gpas_cli.extensions.quantised.stage import PERPLEXITY, RISE, UNQUANTISED, Quantised
 from gpas_cli.model.llama import Llama
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.scoring import subject_of
 
 _HARNESS = "gpas_cli, weights rounded to nearest"
 _DIGITS = 12  # of a fingerprint

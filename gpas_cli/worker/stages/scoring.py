@@ -1,4 +1,4 @@
-"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, translations."""
+"""The stages that measure a trained network: tasks, texts, translations."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,17 +8,14 @@ from pathlib import Path
 
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
-from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate import importance, layer_statistics
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
 from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
-from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
-from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
-from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
+from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.files import replace_file
 from gpas_cli.model.seq2seq import Translator
 from gpas_cli.period import Period
@@ -28,7 +25,6 @@ from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of, scoring_identity
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
-from gpas_cli.train.training import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -126,10 +122,10 @@ def run_downstream(stage: StageContext) -> Outcome:
     _take_over(stage, sheet)
     found = score_tasks(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
     outcome = sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
-    return _with_tokens(stage, outcome, tokenizer)
+    return with_tokens(stage, outcome, tokenizer)
 
 
-def _with_tokens(stage: StageContext, outcome: Outcome, tokenizer: Tokenizer) -> Outcome:
+def with_tokens(stage: StageContext, outcome: Outcome, tokenizer: Tokenizer) -> Outcome:
     """Return the outcome with the ids of the first and the end token of a network that was not trained here."""
     if not stage.cell.network:
         return outcome
@@ -232,61 +228,7 @@ def run_texts(stage: StageContext) -> Outcome:
     outcome = sheet.record(
         found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
     )
-    return _with_tokens(stage, outcome, tokenizer)
-
-
-def run_importance(stage: StageContext) -> Outcome:
-    """Measure the importance of each layer that no earlier attempt, or this one before a requeue, has measured.
-
-    If a task cannot be scored, the outcome is `interrupted`, with the reason: the next `gpas run` scores what is
-    missing. Collective.
-    """
-    known: Iterable[Removal | RemovalScore] = ()
-    if stage.world.leads:
-        known = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
-    subject, section = subject_of(stage), stage.parameters
-    outcome = importance.measure(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
-    return _with_tokens(stage, outcome, subject.tokenizer)
-
-
-def run_layers(stage: StageContext) -> Outcome:
-    """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
-    subject = subject_of(stage)
-    return _with_tokens(stage, layer_statistics.measure(subject, stage.emit, stage.stop), subject.tokenizer)
-
-
-def subject_of(stage: StageContext) -> Subject:
-    """Return the network that a stage measures, with its validation text, or the text that the stage names."""
-    if stage.cell.network:
-        return _network_subject(stage)
-    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
-    stage.require_tokenizer(corpus.tokenizer)
-    name, loaded = short_name(stage.trained_checkpoint()), stage.load_trained()
-    return own_subject(stage.cell, loaded, corpus, name, stage.parameters.eval_tokens, stage.world)
-
-
-def _network_subject(stage: StageContext) -> Subject:
-    """Return the network of a cell that was not trained here, with the text that the stage names."""
-    assert stage.cell.network is not None
-    section = stage.parameters
-    opened = open_network(stage)
-    length = min(section.max_length, opened.positions or section.max_length)
-    text = read_text(section.text, stage.root)
-    batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)
-    on_gpu = opened.precision.device.type == "cuda"
-    return Subject(
-        network=opened.network,
-        blocks=opened.network.blocks(),
-        precision=opened.precision,
-        tokenizer=opened.tokenizer,
-        name=stage.cell.network.name,
-        step=0,
-        batches=batches,
-        bytes_per_token=bytes_per_token,
-        text=f"{text_name(section.text)} {text.digest}",
-        rows=max(1, (GPU_TOKENS if on_gpu else CPU_TOKENS) // length),
-        positions=opened.positions,
-    )
+    return with_tokens(stage, outcome, tokenizer)
 
 
 _TRANSLATIONS = "translations"  # the folder of an attempt that keeps them

@@ -10,8 +10,8 @@ from exporting import needs_transformers
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import blocks as blocks_module
-from gpas_cli.evaluate.blocks import Removed, find_blocks, own_blocks
+from gpas_cli.extensions.layers import blocks as blocks_module
+from gpas_cli.extensions.layers.blocks import Removed, find_blocks, own_blocks
 from gpas_cli.model.llama import build
 from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.norm import SCHEMES

@@ -14,9 +14,9 @@ from learned_factors import open_factors
 from recorder import Recorder
 
 from gpas_cli.checkpoints import short_name
-from gpas_cli.evaluate.importance import measure
-from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Emit, Outcome, Removal, RemovalScore, Stop
+from gpas_cli.extensions.layers.importance import measure
+from gpas_cli.extensions.layers.removal import own_subject
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from

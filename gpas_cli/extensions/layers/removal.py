@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,9 +49,10 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.data.text_documents import ScoredText
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.events import Emit, Removal
+from gpas_cli.extensions.layers.blocks import WHOLE, Blocks, Removed, own_blocks
+from gpas_cli.extensions.layers.stage import Importance
 from gpas_cli.model.llama import LanguageModel, Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.assemble import TrainedNetwork, micro_batch_rows
@@ -300,7 +300,7 @@ def _last_tokens(rows: DeviceRows) -> Tensor:
     return counted.nonzero().flatten()
 
 
-def removals(section: Any, layers: int, distances: Mapping[str, Sequence[float]]) -> list[Removed]:
+def removals(section: Importance, layers: int, distances: Mapping[str, Sequence[float]]) -> list[Removed]:
     """Return what the section `importance` leaves out, the whole network first.
 
     distances: the angular distances of the whole network, by which `closest` groups are chosen; without them there are
@@ -330,7 +330,7 @@ def key_of(layer: int, label: str | None) -> tuple[int, str]:
 class RemovalLosses:
     """The losses of a network on its text without each layer, by what is removed."""
 
-    def __init__(self, subject: Subject, section: Any, world: World, earlier: Iterable[object]):
+    def __init__(self, subject: Subject, section: Importance, world: World, earlier: Iterable[object]):
         """Take over the removals of `earlier` on the same checkpoint and text. Collective."""
         self.subject = subject
         self.section = section

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.transformers_network import TransformersNetwork
+from gpas_cli.extensions.layers.stage import SUBLAYERS
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.stage import SUBLAYERS
 
 _KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
 _ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
@@ -229,6 +230,11 @@ def own_blocks(network: Llama) -> Blocks:
         "feed_forward": [_Sublayer(layer.mlp, [(layer._feed_forward, "apply", _unchanged)]) for layer in layers],
     }
     return Blocks(layers, found, joined=network.spec.joined_layers)
+
+
+def blocks_of(network: TransformersNetwork) -> Blocks:
+    """Return the blocks of a network that was not trained here. Raises GpasError if its layers are none."""
+    return find_blocks(network.inner, network.source, network.probed)
 
 
 @torch.no_grad()

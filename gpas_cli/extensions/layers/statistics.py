@@ -31,19 +31,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpas_cli.evaluate.blocks import Blocks
-from gpas_cli.evaluate.removal import Subject, both, joined, read_streams
-from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first
+from gpas_cli.evaluate.transformers_network import TransformersNetwork
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
+from gpas_cli.extensions.layers.blocks import Blocks
+from gpas_cli.extensions.layers.removal import Subject, both, joined, read_streams
+from gpas_cli.extensions.layers.stage import SUBLAYERS
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.stream import RANK, effective_rank, hooked, max_to_median, of_block, of_stream
-from gpas_cli.spec.stage import BINS, BINS_END, SUBLAYERS
+from gpas_cli.spec.stage import BINS, BINS_END
 from gpas_cli.train.evaluate import Watch
 from gpas_cli.train.loss import DeviceRows
 
@@ -257,3 +258,26 @@ def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
         largest["largest_ks"] = max(distances)
     means = [name for name in (RANK, _SHARE, "block_cosine", "block_update") if name in series]
     return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}
+
+
+@contextmanager
+def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator[list[Tensor]]:
+    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass: a tensor
+    (batch, time - 1) for each layer, the mean over its heads. Nothing where the attention does not give its matrix.
+
+    Rows have no padding. The matrices are computed for this, those of one layer at a time.
+    """
+    found: list[Tensor] = []
+
+    def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if isinstance(weights, Tensor) and weights.dim() == 4:
+            found.append(weights[:, :, 1:, 0].double().mean(1))
+
+    usual = network.inner.config._attn_implementation
+    network.inner.set_attn_implementation("eager")
+    with ExitStack() as stack:
+        stack.callback(network.inner.set_attn_implementation, usual)
+        for attention in blocks.attentions:
+            stack.callback(attention.register_forward_hook(keep).remove)
+        yield found

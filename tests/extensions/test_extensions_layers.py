@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate import importance, removal
 from gpas_cli.evaluate.downstream import task_scorer
-from gpas_cli.evaluate.removal import _series_name
 from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Score, Step, Warned
+from gpas_cli.extensions.layers import importance, removal
+from gpas_cli.extensions.layers.removal import _series_name
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import FAMILIES

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import lengths_needed, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.layer_statistics import LayerStatistics, measure
-from gpas_cli.evaluate.removal import Subject, own_subject
 from gpas_cli.events import Outcome
+from gpas_cli.extensions.layers.removal import Subject, own_subject
+from gpas_cli.extensions.layers.stage import LAYERS
+from gpas_cli.extensions.layers.statistics import LayerStatistics, measure
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import effective_rank
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.stage import STAGE_KINDS
 from gpas_cli.train.assemble import TrainedNetwork, load_trained
 from gpas_cli.train.training import prepare_text
 
@@ -172,7 +172,7 @@ def test_numbers_are_those_of_rows(room: Path, tmp_path: Path, scheme: str, gate
     expected = ByHand(network, causal=True).run(rows)
     assert_close(series, expected)
     assert all(sum(series[f"attention_output/{layer}"]) == pytest.approx(1) for layer in range(1, 5))
-    declared = {metric.name for metric in STAGE_KINDS["layers"].metrics}
+    declared = {metric.name for metric in LAYERS.metrics}
     assert outcome.metrics.keys() == declared | {"seconds"}
     assert outcome.metrics["largest_kurtosis"] == max(series["kurtosis"])
     assert outcome.metrics["largest_ks"] == max(series["attention_ks"] + series["feed_forward_ks"])

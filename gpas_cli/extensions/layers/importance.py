@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpas_cli import words
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.blocks import WHOLE, Removed
 from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
-from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
 from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
+from gpas_cli.extensions.layers.blocks import WHOLE, Removed
+from gpas_cli.extensions.layers.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
+from gpas_cli.extensions.layers.stage import Importance
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
 from gpas_cli.train.parallel import ALONE, World
 
@@ -38,7 +38,7 @@ class _RemovalScores:
     def __init__(
         self,
         subject: Subject,
-        section: Any,
+        section: Importance,
         root: Path,
         wanted: Callable[[], list[Removed]],
         earlier: Iterable[Removal | RemovalScore],
@@ -148,7 +148,7 @@ def _version(score: RemovalScore) -> tuple[str, str, int]:
 
 def measure(
     subject: Subject,
-    section: Any,
+    section: Importance,
     root: Path,
     emit: Emit,
     stop: Stop,
