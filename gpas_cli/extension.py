@@ -2,8 +2,8 @@
 
 An extension has a head, one `Extension` called EXTENSION in the `__init__` of its folder. IN_WHEEL names those of this
 package; each of them may be missing. Other packages register theirs as entry points of the group
-`gpas_cli.extensions`: the name, and "module:EXTENSION". A head imports nothing but this file, because every command
-reads it, also `gpas --help`; what it names is imported on use.
+`gpas_cli.extensions`: the name, and "module:EXTENSION". A head imports nothing but this file, because `gpas --help`
+and what reads experiments.yaml read it; what it names is imported on use.
 """
 
 from __future__ import annotations
@@ -14,18 +14,27 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from gpas_cli.errors import GpasError
 
-# Name -> the settings, commands and curves that it brings, so that a missing one can be named.
-IN_WHEEL: dict[str, tuple[str, ...]] = {
-    "campaigns": ("run claims", "run tuned"),
-    "export": ("export",),
-    "glue": ("glue",),
-    "layers": ("importance", "layers"),
-    "page": ("report", "serve"),
-    "quantised": ("quantised",),
-    "theory": ("theory", "identity_bounds"),
+
+class Brought(NamedTuple):
+    """What an extension of this package brings, by name, so that a missing one is named and the others are not read."""
+
+    settings: tuple[str, ...] = ()
+    """Sections of cells, and curves."""
+    commands: tuple[str, ...] = ()
+
+
+IN_WHEEL = {
+    "campaigns": Brought(commands=("run claims", "run tuned")),
+    "export": Brought(commands=("export",)),
+    "glue": Brought(settings=("glue",)),
+    "layers": Brought(settings=("importance", "layers")),
+    "page": Brought(commands=("report", "serve")),
+    "quantised": Brought(settings=("quantised",)),
+    "theory": Brought(settings=("identity_bounds",), commands=("theory",)),
 }
 _PACKAGE = "gpas_cli.extensions"
 
@@ -72,26 +81,29 @@ class Extension:
 
 
 @cache
-def _heads() -> dict[str, Extension]:
-    found = {}
-    for name in IN_WHEEL:
-        try:
-            found[name] = import_module(f"{_PACKAGE}.{name}").EXTENSION
-        except ModuleNotFoundError as error:
-            if not f"{_PACKAGE}.{name}".startswith(error.name or "?"):
-                raise
-    return found
+def extensions(what: str = "") -> dict[str, Extension]:
+    """Return the extensions of this package that are there with all that they require, by name.
+
+    what: "settings" or "commands" for those that bring any.
+    """
+    names = [name for name, brought in IN_WHEEL.items() if not what or getattr(brought, what)]
+    return {name: head for name in names if (head := _head(name)) and not _lost(name)}
 
 
 @cache
-def extensions() -> dict[str, Extension]:
-    """Return the extensions of this package that are there with all that they require, by name."""
-    return {name: one for name, one in _heads().items() if not _lost(name)}
+def _head(name: str) -> Extension | None:
+    try:
+        head: Extension = import_module(f"{_PACKAGE}.{name}").EXTENSION
+    except ModuleNotFoundError as error:
+        if not f"{_PACKAGE}.{name}".startswith(error.name or "?"):
+            raise
+        return None
+    return head
 
 
 def _lost(name: str) -> str:
     """Return the extension for want of which this one cannot be used: itself or one that it requires, "" if none."""
-    head = _heads().get(name)
+    head = _head(name)
     return name if head is None else next(filter(None, map(_lost, head.requires)), "")
 
 
@@ -138,14 +150,15 @@ def folder_of(package: str) -> Path:
 
 
 @cache
-def absent() -> dict[str, str]:
-    """Return the settings and commands that the missing extensions of this package bring, with these extensions."""
-    return {name: lost for one in IN_WHEEL if (lost := _lost(one)) for name in IN_WHEEL[one]}
+def absent(what: str) -> dict[str, str]:
+    """Return the "settings" or "commands" that missing extensions of this package bring, with these extensions."""
+    brought = {one: getattr(IN_WHEEL[one], what) for one in IN_WHEEL}
+    return {name: lost for one, names in brought.items() if names and (lost := _lost(one)) for name in names}
 
 
-def missing(name: str) -> str:
+def missing(name: str, what: str = "settings") -> str:
     """Return the sentence that says which missing extension a setting or a command needs, "" if it needs none."""
-    needed = absent().get(name, "")
+    needed = absent(what).get(name, "")
     return f"'{name}' needs the extension {needed}, which this installation does not have" if needed else ""
 
 

@@ -39,23 +39,24 @@ class _ConfigAnywhere(TyperGroup):
 
 
 class _OneAtATime(_ConfigAnywhere):
-    """The group of all commands. Each is imported when it is called; until then only its line of help is known."""
+    """The group of all commands. Each is imported when it is called; their lines of help are read to list them."""
 
-    def __init__(self, **attributes: Any):
-        super().__init__(**attributes)
-        lines = ((panel, *item) for panel, names in headings().items() for item in names.items())
-        self.commands = {
-            name: TyperCommand(name, help=line, rich_markup_mode="rich", rich_help_panel=panel)
-            for panel, name, line in lines
-        }
+    def list_commands(self, ctx: Any) -> list[str]:
+        for name, one in commands().items():
+            shown = TyperCommand(name, help=one.about, rich_markup_mode="rich", rich_help_panel=one.heading)
+            self.commands.setdefault(name, shown)
+        return super().list_commands(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in self.commands:
-            self.commands[args[0]] = get_group(make_app(args[0], *args[1:2])).commands[args[0]]
-        elif args and (reason := missing(args[0])):
+        name = args[0] if args else ""
+        if _command(name):
+            self.commands[name] = get_group(make_app(name, *args[1:2])).commands[name]
+        elif reason := missing(name, "commands"):
             raise GpasError(f"the command {reason}")
-        elif args and args[0] in _OTHER_NAMES:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{_OTHER_NAMES[args[0]]}'?")
+        elif name in _OTHER_NAMES:
+            ctx.fail(f"No such command '{name}'. Did you mean '{_OTHER_NAMES[name]}'?")
+        else:
+            self.list_commands(ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -110,7 +111,8 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
-    STATE.check_reports = _shows_results(context.invoked_subcommand or "")
+    named = _command(context.invoked_subcommand or "")
+    STATE.check_reports = bool(named and named.shows_results)
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
@@ -161,6 +163,16 @@ TOGETHER = {
     "train": "run",
     "sync": "db",
 }
+_ENGINE = {
+    name: Command(
+        heading=heading,
+        about=about,
+        module=f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}",
+        shows_results=name in _REPORTING,
+    )
+    for heading, names in COMMANDS.items()
+    for name, about in names.items()
+}
 # The name of a command in other programs -> its name here.
 _OTHER_NAMES = {
     "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
@@ -184,39 +196,32 @@ def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(main)
-    known = {name: panel for panel, names in headings().items() for name in names}
-    for name in known if asked is None else [asked] if asked else []:
-        module = import_module(_module_of(name))
+    for name in commands() if asked is None else [asked] if asked else []:
+        one = _command(name)
+        assert one is not None
+        module = import_module(one.module)
         if hasattr(module, "app") and name not in TOGETHER:
             _add_parts(name, module.app, word)
-            app.add_typer(module.app, name=name, rich_help_panel=known[name])
+            app.add_typer(module.app, name=name, rich_help_panel=one.heading)
         else:
-            app.command(name, rich_help_panel=known[name])(getattr(module, name))
+            app.command(name, rich_help_panel=one.heading)(getattr(module, name))
     return app
 
 
-def headings() -> dict[str, dict[str, str]]:
-    """Return the commands of the engine and of this package's extensions, as COMMANDS has them."""
-    found = {heading: dict(names) for heading, names in COMMANDS.items()}
-    for name, command in _own_commands().items():
-        if " " not in name:
-            found[command.heading][name] = command.about
-    return found
+def commands() -> dict[str, Command]:
+    """Return the commands of the engine and of this package's extensions, under their headings."""
+    found = [*_ENGINE.items(), *((name, one) for name, one in _of_extensions().items() if " " not in name)]
+    headings = list(COMMANDS)
+    return dict(sorted(found, key=lambda item: headings.index(item[1].heading)))
 
 
-def _own_commands() -> dict[str, Command]:
+def _of_extensions() -> dict[str, Command]:
     """Return the commands of this package's extensions; those of a group have its name before theirs."""
-    return {name: command for one in extensions().values() for name, command in one.commands.items()}
+    return {name: one for head in extensions("commands").values() for name, one in head.commands.items()}
 
 
-def _shows_results(name: str) -> bool:
-    own = _own_commands().get(name)
-    return own.shows_results if own else name in _REPORTING
-
-
-def _module_of(name: str) -> str:
-    own = _own_commands().get(name)
-    return own.module if own else f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}"
+def _command(name: str) -> Command | None:
+    return _ENGINE.get(name) or _of_extensions().get(name)
 
 
 def _add_parts(group: str, app: typer.Typer, word: str) -> None:
@@ -224,10 +229,12 @@ def _add_parts(group: str, app: typer.Typer, word: str) -> None:
 
     Each is a function of its whole name, such as `run_claims`. Raises GpasError for one whose extension is missing.
     """
-    if reason := missing(f"{group} {word}"):
-        raise GpasError(f"the command {reason}")
     known = {command.name for command in app.registered_commands}
-    for name, command in _own_commands().items():
+    if word in known:
+        return
+    if reason := missing(f"{group} {word}", "commands"):
+        raise GpasError(f"the command {reason}")
+    for name, command in _of_extensions().items():
         part = name.removeprefix(f"{group} ")
         if part != name and part not in known and (word in ("", part) or word.startswith("-")):
             app.command(part)(getattr(import_module(command.module), name.replace(" ", "_")))

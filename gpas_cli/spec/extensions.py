@@ -15,7 +15,7 @@ from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 def stage_kinds() -> dict[str, StageKind]:
     """Return the kinds of this package by name, in the order in which a cell's stages are run, trainings first."""
     found = dict(STAGE_KINDS)
-    places = (place for one in extensions().values() for place in one.stages.values())
+    places = (place for one in extensions("settings").values() for place in one.stages.values())
     for kind in map(pkgutil.resolve_name, places):
         names = list(found)
         later = names[names.index(kind.before) :] if kind.before else []
@@ -27,7 +27,7 @@ def of_stage(kind: StageKind) -> tuple[str, ...]:
     """Return the extensions that a stage uses, of this package by name, of others by their package; () for others."""
     if kind.origin:
         return (kind.origin.name,) if kind.origin.name in installed() else ()
-    own = next((one for one in extensions().values() if kind.name in one.stages), None)
+    own = next((one for one in extensions("settings").values() if kind.name in one.stages), None)
     return (own.name, *own.requires) if own else ()
 
 

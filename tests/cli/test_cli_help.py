@@ -9,7 +9,7 @@ from face import Face, gpas
 from shipped import EXPERIMENTS, cells_of
 from typer.main import get_command
 
-from gpas_cli.cli.app import headings, make_app
+from gpas_cli.cli.app import commands, make_app
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.checks import report_problems
@@ -24,7 +24,7 @@ def test_commands_are_listed_under_headings(face: Face) -> None:
 
 def test_a_line_of_help_is_that_of_its_command() -> None:
     """`gpas --help` imports no command, so the lines are written beside the names."""
-    lines = {name: line for names in headings().values() for name, line in names.items()}
+    lines = {name: one.about for name, one in commands().items()}
     made = get_command(make_app()).commands
     assert lines == {name: command.help.partition("\n\n")[0] for name, command in made.items()}
 
