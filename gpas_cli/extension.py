@@ -29,6 +29,7 @@ class Brought(NamedTuple):
 
 IN_WHEEL = {
     "campaigns": Brought(commands=("run claims", "run tuned")),
+    "contributions": Brought(),
     "export": Brought(commands=("export",)),
     "glue": Brought(settings=("glue",)),
     "layers": Brought(settings=("importance", "layers")),
@@ -76,6 +77,9 @@ class Extension:
     curves: Mapping[str, str] = field(default_factory=dict)
     """Name of a curve by layer that is computed, not recorded -> the function of (cell, cache, root, notify) that
     returns its values; notify is given words about the progress."""
+    beside: tuple[str, ...] = ()
+    """Functions that put columns beside those of a table, of (table, entries, experiments, make, warn); `make` makes
+    the same table of what is recorded elsewhere, and warn is called with what cannot be shown."""
     papers: Mapping[str, str] = field(default_factory=dict)
     """Name of a pack -> the module in whose folder it lies."""
 

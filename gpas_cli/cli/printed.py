@@ -1,16 +1,17 @@
 """The tables of papers that the words of a command name, with our cells that belong in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 from gpas_cli.cli.console import warn
 from gpas_cli.cli.selection import experiments, papers_known, recorded_of
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.select import select
 from gpas_cli.report import papers
-from gpas_cli.report.contributed import beside
 from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
@@ -38,6 +39,13 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
         for part in (printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
     return list({part.spec.title: part for part in found}.values())
+
+
+def with_others(table: Table, entries: Sequence[Entry], make: Callable[[Recorded], Table]) -> Table:
+    """Return a table of our results with the columns that extensions put beside them. `make` makes such a table."""
+    for place in (place for one in extensions().values() for place in one.beside):
+        table = resolve_name(place)(table, entries, experiments(), make, warn)
+    return table
 
 
 def _of_paper(pack: Pack) -> list[Table]:
@@ -106,16 +114,16 @@ def paper_sections(
     found = [(part, served) for part, served in _with_cells(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
 
-    def with_others(served: Serving, known: Recorded) -> Table:
+    def made(served: Serving, known: Recorded) -> Table:
         def make(known: Recorded) -> Table:
             return paper_table(served, known.states, known.results, declared=declared)
 
-        return beside(make(known), served.entries, experiments(), make, warn)
+        return with_others(make(known), served.entries, make)
 
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
             if served is None or part.cells_of
-            else with_others(served, known)
+            else made(served, known)
             for part, served in found
         ]

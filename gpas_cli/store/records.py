@@ -287,24 +287,6 @@ class Imported(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution(Record):
-    """contribution.json: `name` has trained the cell with this key, called `cell` there, on this hardware.
-
-    `hardware`, `code` and `commit` are what the journal of its first stage says. `deviations` are the settings in which
-    the cell differed from the recipes of published numbers when the record was made.
-    """
-
-    schema: int = 1
-    name: str
-    key: str
-    cell: str
-    hardware: str
-    code: str
-    commit: str
-    deviations: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class SubmitterRecord(Record):
     """.submitters/ID.json: a process that runs cells. `boot`: the boot id of its kernel, "" if unknown."""
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import print_json, say, warn
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer, offer_list
-from gpas_cli.cli.printed import paper_sections, printed_tables
+from gpas_cli.cli.printed import paper_sections, printed_tables, with_others
 from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
@@ -19,7 +19,6 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
-from gpas_cli.report.contributed import beside
 from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables import render
@@ -176,7 +175,7 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
 
     with recorded_of(chosen, database=converges) as known:
         table = made(known)
-    return beside(table, chosen, experiments(), made, warn) if others else table
+    return with_others(table, chosen, made) if others else table
 
 
 class _MissingRunJson(Document):

@@ -19,14 +19,13 @@ from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
+from gpas_cli.extensions.contributions.contributed import FOLDER, Contribution
 from gpas_cli.extensions.export.archive import Archive, write_archive
 from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
 from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
-from gpas_cli.report.contributed import FOLDER
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
-from gpas_cli.store.records import Contribution
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
 from gpas_cli.structure import FLAT

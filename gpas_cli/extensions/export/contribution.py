@@ -1,4 +1,4 @@
-"""Write a trained cell as a record for the folder `results` of a paper (`gpas_cli.report.contributed`)."""
+"""Write a trained cell as a record for the folder `results` of a paper; `contributions` reads such records."""
 
 import io
 import json
@@ -7,18 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.contributions.contributed import (
+    FACTS,
+    OF_ATTEMPT,
+    SUFFIX,
+    Contribution,
+    hardware_and_code,
+    name_fault,
+    verified,
+)
 from gpas_cli.extensions.export.archive import public_record, run_files, write_members
 from gpas_cli.files import read_regular, replace_file
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.settings import safe
 from gpas_cli.project import Project
-from gpas_cli.report.contributed import FACTS, OF_ATTEMPT, SUFFIX, hardware_and_code, name_fault, verified
 from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.recorded import stage_keys
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import RESULTS
-from gpas_cli.store.records import Contribution
 from gpas_cli.store.rundir import attempts
 from gpas_cli.structure import to_mapping
 

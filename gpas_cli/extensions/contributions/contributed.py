@@ -1,7 +1,7 @@
 """Results that others have contributed to a paper: files in the folder `results` of its pack, one for each cell.
 
     KEY-NAME.tar.gz           KEY is the key of the cell
-        contribution.json     who has trained it, and on what (`store.records.Contribution`)
+        contribution.json     who has trained it, and on what (`Contribution`)
         runs/KK/STAGE/NNN/    attempt.json, journal.jsonl and exit.json of each attempt at its stages
         SHA256SUMS            checksums of the other files
 
@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.status import RESULTS
 from gpas_cli.store.journal import Line, decoded
 from gpas_cli.store.projection import project_events
-from gpas_cli.store.records import AttemptRecord, Contribution
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import JOURNAL
-from gpas_cli.structure import from_mapping
+from gpas_cli.structure import Record, from_mapping
 from gpas_cli.words import byte_size, count, one_line
 
 FOLDER, SUFFIX, FACTS = "results", ".tar.gz", "contribution.json"
@@ -49,6 +49,24 @@ _UNREADABLE = (
     *(OSError, EOFError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError),
     *(tarfile.TarError, zlib.error),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution(Record):
+    """contribution.json: `name` has trained the cell with this key, called `cell` there, on this hardware.
+
+    `hardware`, `code` and `commit` are what the journal of its first stage says. `deviations` are the settings in which
+    the cell differed from the recipes of published numbers when the record was made.
+    """
+
+    schema: int = 1
+    name: str
+    key: str
+    cell: str
+    hardware: str
+    code: str
+    commit: str
+    deviations: tuple[Mapping[str, Any], ...] = ()
 
 
 def verified(data: bytes, name: str, entry: Entry, catalogue: Catalogue) -> tuple[str, dict[str, bytes]]:

@@ -1,0 +1,10 @@
+"""The extension `contributions`: results that others have contributed to a paper, beside ours in its tables."""
+
+from gpas_cli.extension import Extension
+
+EXTENSION = Extension(
+    name="contributions",
+    about="the results of others in the tables of papers",
+    page="how-to/results.md",
+    beside=("gpas_cli.extensions.contributions.contributed:beside",),
+)
