@@ -20,7 +20,9 @@ from gpas_cli.errors import GpasError
 # Name -> the settings, commands and curves that it brings, so that a missing one can be named.
 IN_WHEEL: dict[str, tuple[str, ...]] = {
     "campaigns": ("run claims", "run tuned"),
+    "figures": ("figure",),
     "glue": ("glue",),
+    "laws": ("figure envelope", "figure convergence", "figure scaling"),
     "page": ("report", "serve"),
     "quantised": ("quantised",),
     "theory": ("theory", "identity_bounds"),
@@ -51,7 +53,7 @@ class Extension:
     page: str = ""
     """Its page in docs/."""
     requires: tuple[str, ...] = ()
-    """The other extensions that it imports."""
+    """The other extensions that it imports. Without one of them, it is missing too."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Name -> the StageKind."""
     schemes: Mapping[str, str] = field(default_factory=dict)
@@ -65,13 +67,27 @@ class Extension:
     curves: Mapping[str, str] = field(default_factory=dict)
     """Name of a curve by layer that is computed, not recorded -> the function of (cell, cache, root, notify) that
     returns its values; notify is given words about the progress."""
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file of packs, such as `figures` -> the function of a pack that returns what the file declares by name,
+    and raises InvalidExperiments if it is invalid."""
     papers: Mapping[str, str] = field(default_factory=dict)
     """Name of a pack -> the module in whose folder it lies."""
 
 
 @cache
 def extensions() -> dict[str, Extension]:
-    """Return the extensions of this package that are there, by name."""
+    """Return the extensions of this package that are there, with all that they require, by name."""
+    return {name: head for name, head in _heads().items() if not _lacks(name)}
+
+
+def _lacks(name: str) -> str:
+    """Return the missing extension without which this one does not work: itself, one that it requires, or ""."""
+    head = _heads().get(name)
+    return next(filter(None, map(_lacks, head.requires)), "") if head else name
+
+
+@cache
+def _heads() -> dict[str, Extension]:
     found = {}
     for name in IN_WHEEL:
         try:
@@ -126,9 +142,8 @@ def folder_of(package: str) -> Path:
 
 @cache
 def absent() -> dict[str, str]:
-    """Return the settings and commands that the missing extensions of this package bring, with these extensions."""
-    gone = IN_WHEEL.keys() - extensions().keys()
-    return {name: one for one in IN_WHEEL if one in gone for name in IN_WHEEL[one]}
+    """Return the settings and commands of this package that need a missing extension, with the extension."""
+    return {name: gone for one, names in IN_WHEEL.items() if (gone := _lacks(one)) for name in names}
 
 
 def missing(name: str) -> str:

@@ -114,7 +114,7 @@ def main(
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "figure", "why", "export", "doctor")
+_REPORTING = ("plan", "table", "claims", "why", "export", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -139,7 +139,6 @@ COMMANDS = {
     "Results": {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
-        "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
@@ -224,13 +223,15 @@ def _add_parts(group: str, app: typer.Typer, word: str) -> None:
     """Add the commands of extensions to a group: the one that `word` names, or all for help texts.
 
     Each is a function of its whole name, such as `run_claims`. Raises GpasError for one whose extension is missing.
+    A group of an extension has all of them, which know each other's options.
     """
     if reason := missing(f"{group} {word}"):
         raise GpasError(f"the command {reason}")
     known = {command.name for command in app.registered_commands}
-    for name, command in _own_commands().items():
+    own = _own_commands()
+    for name, command in own.items():
         part = name.removeprefix(f"{group} ")
-        if part != name and part not in known and (word in ("", part) or word.startswith("-")):
+        if part != name and part not in known and (word in ("", part) or word.startswith("-") or group in own):
             app.command(part)(getattr(import_module(command.module), name.replace(" ", "_")))
 
 

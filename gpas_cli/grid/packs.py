@@ -4,7 +4,7 @@
     grids.yaml       grids, and the sizes, corpora, networks, recipes and resources that they need
     numbers.yaml     the published tables (`gpas_cli.report.papers`)
     claims.yaml      the paper's claims, as under `claims` in experiments.yaml
-    figures.yaml     the paper's figures (`gpas_cli.report.figures.paper_figures`)
+    figures.yaml     the paper's figures (the extension `figures`)
     results/         records of cells that others have trained (`gpas_cli.report.contributed`)
 
 The packs of this package lie in gpas_cli/papers. Extensions of installed packages name others (`Extension.papers`): the

@@ -21,7 +21,7 @@ from gpas_cli.project import packaged
 from gpas_cli.spec import extensions
 from gpas_cli.spec.parse_cell import cell_from
 
-CACHES = [getattr(extension, name) for name in ("extensions", "absent")]
+CACHES = [getattr(extension, name) for name in ("_heads", "extensions", "absent")]
 CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns")]
 CACHES += [face._make_app, face._get_group]  # the commands that this process has made
 HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL}
@@ -128,12 +128,36 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
     ]
 
 
-CALLS = {"campaigns": "run claims", "page": "report", "theory": "theory depth pre-s1"}
+CALLS = {
+    "campaigns": "run claims",
+    "figures": "figure curves",
+    "laws": "figure scaling",
+    "page": "report",
+    "theory": "theory depth pre-s1",
+}
 
 
 @pytest.mark.parametrize("hidden", CALLS, indirect=True)
 def test_a_missing_command_is_named(tmp_path: Path, hidden: str) -> None:
     project, words = Face(tmp_path / "project"), CALLS[hidden].split()
-    assert f"│ {words[0]} " not in project("--help").out or words[0] == "run"
+    assert words[0] not in IN_WHEEL[hidden] or f"│ {words[0]} " not in project("--help").out
     assert f"needs the extension {hidden}, which this installation does not have" in project(*words, expect=2).err
     assert not [name for name in project("schema").out.splitlines() if name.startswith(CALLS[hidden])]
+
+
+@pytest.mark.parametrize("hidden", ["figures"], indirect=True)
+def test_what_requires_a_missing_extension_names_it(tmp_path: Path, hidden: str) -> None:
+    project = Face(tmp_path / "project")
+    for one in (name for name, head in HEADS.items() if hidden in head.EXTENSION.requires):
+        said = project(*CALLS[one].split(), expect=2).err
+        assert f"needs the extension {hidden}, which this installation does not have" in said
+
+
+@pytest.mark.parametrize("hidden", ["figures"], indirect=True)
+def test_what_packs_declare_for_a_missing_extension_is_not_read(tmp_path: Path, hidden: str) -> None:
+    project = Face(tmp_path / "project", tiny("  plain: {base: BASE}\n") + "include: [./mine]\n")
+    (tmp_path / "project/mine").mkdir()
+    (tmp_path / "project/mine/figures.yaml").write_text("paper: Mine\nfigures: {'1': {titel: a}}\n")
+    project("table", "plain")
+    with found_again(hidden):
+        assert "unknown key 'titel'" in project("table", "plain", expect=2).err
