@@ -23,19 +23,22 @@ class Brought(NamedTuple):
     """What an extension of this package brings, by name, so that a missing one is named and the others are not read."""
 
     settings: tuple[str, ...] = ()
-    """Sections of cells, and curves."""
+    """Sections of cells."""
     commands: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
 
 
 IN_WHEEL = {
     "campaigns": Brought(commands=("run claims", "run tuned")),
     "contributions": Brought(),
     "export": Brought(commands=("export",)),
+    "figures": Brought(commands=("figure",)),
     "glue": Brought(settings=("glue",)),
+    "laws": Brought(commands=("figure envelope", "figure convergence", "figure scaling")),
     "layers": Brought(settings=("importance", "layers")),
     "page": Brought(commands=("report", "serve")),
     "quantised": Brought(settings=("quantised",)),
-    "theory": Brought(settings=("identity_bounds",), commands=("theory",)),
+    "theory": Brought(commands=("theory",), curves=("identity_bounds",)),
 }
 _PACKAGE = "gpas_cli.extensions"
 
@@ -63,7 +66,7 @@ class Extension:
     page: str = ""
     """Its page in docs/."""
     requires: tuple[str, ...] = ()
-    """The other extensions that it imports."""
+    """The other extensions that it imports. Without one of them, it is missing too."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Name -> the StageKind."""
     schemes: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +80,9 @@ class Extension:
     curves: Mapping[str, str] = field(default_factory=dict)
     """Name of a curve by layer that is computed, not recorded -> the function of (cell, cache, root, notify) that
     returns its values; notify is given words about the progress."""
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file of packs, such as `figures` -> the function of a pack that returns what the file declares by name,
+    and raises InvalidExperiments if it is invalid."""
     beside: tuple[str, ...] = ()
     """Functions that put columns beside those of a table, of (table, entries, experiments, make, warn); `make` makes
     the same table of what is recorded elsewhere, and warn is called with what cannot be shown."""
@@ -88,7 +94,7 @@ class Extension:
 def extensions(what: str = "") -> dict[str, Extension]:
     """Return the extensions of this package that are there with all that they require, by name.
 
-    what: "settings" or "commands" for those that bring any.
+    what: "settings", "commands" or "curves" for those that bring any.
     """
     names = [name for name, brought in IN_WHEEL.items() if not what or getattr(brought, what)]
     return {name: head for name in names if (head := _head(name)) and not _lost(name)}
@@ -155,13 +161,13 @@ def folder_of(package: str) -> Path:
 
 @cache
 def absent(what: str) -> dict[str, str]:
-    """Return the "settings" or "commands" that missing extensions of this package bring, with these extensions."""
+    """Return the "settings", "commands" or "curves" of missing extensions of this package, with these extensions."""
     brought = {one: getattr(IN_WHEEL[one], what) for one in IN_WHEEL}
     return {name: lost for one, names in brought.items() if names and (lost := _lost(one)) for name in names}
 
 
 def missing(name: str, what: str = "settings") -> str:
-    """Return the sentence that says which missing extension a setting or a command needs, "" if it needs none."""
+    """Return the sentence that says which missing extension a setting, command or curve needs, "" if it needs none."""
     needed = absent(what).get(name, "")
     return f"'{name}' needs the extension {needed}, which this installation does not have" if needed else ""
 

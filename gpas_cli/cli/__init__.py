@@ -9,7 +9,6 @@ What several commands share:
     console        text and JSON output, questions, and progress
     selection      the project of a command, and the grids and cells that its words choose
     options        common arguments and options, with their completion in the shell
-    drawing        where figures go, and the figures of the papers
 
 Modules import nothing heavy at the top, so that `gpas --help` is fast.
 """

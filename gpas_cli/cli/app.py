@@ -116,7 +116,7 @@ def main(
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "figure", "why", "doctor")
+_REPORTING = ("plan", "table", "claims", "why", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -141,7 +141,6 @@ COMMANDS = {
     "Results": {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
-        "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
@@ -228,15 +227,17 @@ def _add_parts(group: str, app: typer.Typer, word: str) -> None:
     """Add the commands of extensions to a group: the one that `word` names, or all for help texts.
 
     Each is a function of its whole name, such as `run_claims`. Raises GpasError for one whose extension is missing.
+    A group of an extension has all of them, which know each other's options.
     """
     known = {command.name for command in app.registered_commands}
-    if word in known:
+    if word in known and group in _ENGINE:
         return
     if reason := missing(f"{group} {word}", "commands"):
         raise GpasError(f"the command {reason}")
-    for name, command in _of_extensions().items():
+    own = _of_extensions()
+    for name, command in own.items():
         part = name.removeprefix(f"{group} ")
-        if part != name and part not in known and (word in ("", part) or word.startswith("-")):
+        if part != name and part not in known and (word in ("", part) or word.startswith("-") or group in own):
             app.command(part)(getattr(import_module(command.module), name.replace(" ", "_")))
 
 

@@ -4,8 +4,8 @@
     grids.yaml       grids, and the sizes, corpora, networks, recipes and resources that they need
     numbers.yaml     the published tables (`gpas_cli.report.papers`)
     claims.yaml      the paper's claims, as under `claims` in experiments.yaml
-    figures.yaml     the paper's figures (`gpas_cli.report.figures.paper_figures`)
-    results/         records of cells that others have trained (`gpas_cli.extensions.contributions.contributed`)
+    figures.yaml     the paper's figures (the extension `figures`)
+    results/         records of cells that others have trained (the extension `contributions`)
 
 The packs of this package lie in gpas_cli/papers. Extensions of installed packages name others (`Extension.papers`): the
 name of the pack, and the module in whose folder it lies. Their numbers, claims and figures are known by name. Their

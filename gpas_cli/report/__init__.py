@@ -1,4 +1,4 @@
-"""Tables, claims and figures, made from database rows.
+"""Tables and claims, made from database rows, and the curves that figures draw.
 
     recorded     the recorded states and results of some cells, where everything here starts
     query        attempts, stages, and curves, from the database
@@ -7,10 +7,10 @@
     papers/      published numbers, recipes, layouts, claims and figures, as data
     tables/      entries + results -> a table, and the table as text
     claims/      statements about results, and what the results say about them
-    figures/     curves as data, and their drawings
-    tuning       the search for the best value of a setting, for each method of a grid
+    series       the curves of cells -> one series per method: mean and band, colour, style
+    convergence  how soon a network reaches the final loss of its base, as metrics
     checks       whether the tables and claims that experiments.yaml declares name what exists
 
 The arithmetic of means, intervals and tests is in `gpas_cli.statistics`. `gpas_cli.origin`, which says where a number
-comes from, and the extension `page`, which shows all of it, build on this room. Nothing here imports torch.
+comes from, and the extensions `figures`, `laws` and `page` build on this room. Nothing here imports torch.
 """

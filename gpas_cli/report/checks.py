@@ -1,13 +1,14 @@
 """Check, when experiments.yaml is read, what `gpas_cli.grid` does not know: metrics, curves and published tables."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pkgutil import resolve_name
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
+from gpas_cli.extension import known
 from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec, sections_of
 from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.settings import children, unnamed
 from gpas_cli.report.claims.declared import paper_claims
-from gpas_cli.report.figures.paper_figures import figures_of
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import feature_fault, metric, state_metric
 from gpas_cli.report.shapes import checked
@@ -41,9 +42,11 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
 
 
 def _shared_names(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
-    """Yield the names of claims and figures that another pack has as well."""
+    """Yield the names of claims, and of what else packs declare, such as figures, that another pack has as well."""
+    places = {what: place for one in known() for what, place in one.checks.items()}
+    checks = {"claims": paper_claims, **{what: resolve_name(place) for what, place in places.items()}}
     for other in (one for one in experiments.packs.values() if one != pack):
-        for what, named in (("claims", paper_claims), ("figures", figures_of)):
+        for what, named in checks.items():
             for name in sorted(named(pack).keys() & named(other).keys()):
                 message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
                 yield Problem((what, name), message, str(pack.document(what)))

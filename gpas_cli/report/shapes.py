@@ -1,4 +1,4 @@
-"""Check the numbers and figures of packs: their keys, and the kinds of their values, as shapes.yaml lists them."""
+"""Check the files of packs, such as their numbers: keys, and the kinds of their values, as shapes.yaml lists them."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ from gpas_cli.grid.settings import Entries, Part, root_of
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.words import count
 
-_SHAPES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_SHAPES = Path(__file__).with_suffix(".yaml")
 _CURVES = (*QUANTITIES, "bound")
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "any": lambda value: True,
@@ -25,21 +25,29 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 @cache
-def checked(pack: Pack, name: str) -> Node:
-    """Return a file of a pack, an empty mapping if it has none. Raises InvalidExperiments for an invalid one."""
+def checked(pack: Pack, name: str, shapes: Path = _SHAPES) -> Node:
+    """Return a file of a pack, an empty mapping if it has none. Raises InvalidExperiments for an invalid one.
+
+    shapes: the file that lists its keys.
+    """
     path = pack.document(name)
     if not pack.has(name):
         return mapping({}, Mark(str(path), 0, 0))
     problems: list[Problem] = []
     node = read_document(path)
     root = root_of(node, problems)
-    _check(root, _SHAPES[name])
+    _check(root, _listed(shapes)[name])
     whole = root.entries()
     for table in whole["tables"].entries().values() if not problems else ():
         _check_table(table.entries(), whole["recipes"].entries())
     if problems:
         raise InvalidExperiments(problems)
     return node
+
+
+@cache
+def _listed(shapes: Path) -> Any:
+    return yaml.safe_load(shapes.read_text("utf-8"))
 
 
 def _check(part: Part, shape: Any) -> None:

@@ -32,7 +32,7 @@ TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the 
 # Of the outputs of sub-layers, in standard deviations: bins from -BINS_END to BINS_END, and one more on either side.
 BINS, BINS_END = 80, 5.0
 CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
-CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.figures.convergence` derives from curves
+CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.convergence` derives from curves
 EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it. A kind of stage in older records
 
 

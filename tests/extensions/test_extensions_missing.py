@@ -30,10 +30,9 @@ HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL
 def forget() -> None:
     for cached in CACHES:
         cached.cache_clear()
-    group = import_module("gpas_cli.cli.commands.run")
-    group.app.registered_commands[:] = [
-        one for one in group.app.registered_commands if one.callback.__module__ == group.__name__
-    ]
+    for group in map(import_module, ("gpas_cli.cli.commands.run", "gpas_cli.extensions.figures.command")):
+        own = [one for one in group.app.registered_commands if one.callback.__module__ == group.__name__]
+        group.app.registered_commands[:] = own
 
 
 @contextmanager
@@ -63,7 +62,7 @@ def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_what_an_extension_brings_is_what_the_table_says() -> None:
     for name, one in extension.extensions().items():
         assert one.name == name
-        assert ({*one.stages, *one.curves}, {*one.commands}) == tuple(map(set, IN_WHEEL[name]))
+        assert ({*one.stages}, {*one.commands}, {*one.curves}) == tuple(map(set, IN_WHEEL[name]))
 
 
 def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
@@ -134,12 +133,37 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
     ]
 
 
-CALLS = {"campaigns": "run claims", "export": "export pre-s1 out", "page": "report", "theory": "theory depth pre-s1"}
+CALLS = {
+    "campaigns": "run claims",
+    "export": "export pre-s1 out",
+    "figures": "figure curves",
+    "laws": "figure scaling",
+    "page": "report",
+    "theory": "theory depth pre-s1",
+}
 
 
 @pytest.mark.parametrize("hidden", CALLS, indirect=True)
 def test_a_missing_command_is_named(tmp_path: Path, hidden: str) -> None:
     project, words = Face(tmp_path / "project"), CALLS[hidden].split()
-    assert f"│ {words[0]} " not in project("--help").out or words[0] == "run"
+    assert words[0] not in IN_WHEEL[hidden] or f"│ {words[0]} " not in project("--help").out
     assert f"needs the extension {hidden}, which this installation does not have" in project(*words, expect=2).err
     assert not [name for name in project("schema").out.splitlines() if name.startswith(CALLS[hidden])]
+
+
+@pytest.mark.parametrize("hidden", ["figures"], indirect=True)
+def test_what_requires_a_missing_extension_names_it(tmp_path: Path, hidden: str) -> None:
+    project = Face(tmp_path / "project")
+    for one in (name for name, head in HEADS.items() if hidden in head.EXTENSION.requires):
+        said = project(*CALLS[one].split(), expect=2).err
+        assert f"needs the extension {hidden}, which this installation does not have" in said
+
+
+@pytest.mark.parametrize("hidden", ["figures"], indirect=True)
+def test_what_packs_declare_for_a_missing_extension_is_not_read(tmp_path: Path, hidden: str) -> None:
+    project = Face(tmp_path / "project", tiny("  plain: {base: BASE}\n") + "include: [./mine]\n")
+    (tmp_path / "project/mine").mkdir()
+    (tmp_path / "project/mine/figures.yaml").write_text("paper: Mine\nfigures: {'1': {titel: a}}\n")
+    project("table", "plain")
+    with found_again(hidden):
+        assert "unknown key 'titel'" in project("table", "plain", expect=2).err

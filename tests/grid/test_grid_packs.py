@@ -12,6 +12,7 @@ from faded_plugin import PLUGIN
 from named_papers import PACKS
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.extensions.figures.paper_figures import figures_of, named
 from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS, _SIDES, _TESTS
 from gpas_cli.grid.declared import Experiments, Feature
 from gpas_cli.grid.expand import expand
@@ -24,7 +25,6 @@ from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.figures.paper_figures import figures_of, named
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import DIVERGED, SPIKES
 from gpas_cli.report.recorded import Recorded

@@ -19,8 +19,8 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
-from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.series import has_labels
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
@@ -161,7 +161,7 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
 
     def made(known: Recorded) -> Table:
         if converges:
-            from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
+            from gpas_cli.report.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
             losses = smooth_losses(known)
             known = with_convergence(

@@ -8,6 +8,7 @@ EXTENSION = Extension(
     name="campaigns",
     about="adaptive seeds for claims, and searches for the best learning rate of each method",
     page="how-to/claims.md",
+    requires=("figures",),
     commands={
         "run claims": Command(
             heading="Run",

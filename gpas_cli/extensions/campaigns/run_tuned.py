@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from gpas_cli.cli.console import say
-from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import DryRun, RunOptions, Where, complete_grid, with_grouped_options
 from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.views.plan import headline
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extensions.campaigns.halving import search_figures
 from gpas_cli.extensions.campaigns.tuning import FACTORS, RATE, Search
-from gpas_cli.report.figures.envelope import search_figures
+from gpas_cli.extensions.figures.drawing import Output
 
 
 @with_grouped_options

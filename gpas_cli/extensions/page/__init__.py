@@ -14,6 +14,7 @@ EXTENSION = Extension(
     name="page",
     about="tables, figures and cells on a page, in a file or live in a browser",
     page="how-to/report.md",
+    requires=("figures",),
     commands={
         "report": Command(
             heading="Results",

@@ -8,6 +8,7 @@ EXTENSION = Extension(
     name="theory",
     about="the papers' theoretical results, computed for a cell",
     page="explanation/wiring.md",
+    requires=("figures",),
     commands={
         "theory": Command(
             heading="Inspect",

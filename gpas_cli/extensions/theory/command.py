@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.console import print_json, say, working
-from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, Cell, Cells, with_grouped_options
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.figures.drawing import Output
+from gpas_cli.extensions.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
 from gpas_cli.grid.declared import Entry
-from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
-from gpas_cli.report.figures.plot import check_formats
 from gpas_cli.spec.cell import Cell as Specification
 from gpas_cli.store.rundir import checkpoints_of
 from gpas_cli.structure import FLAT, Document
@@ -402,7 +401,6 @@ def _figure(title: str, x: str, y: str, lines: Mapping[str, _Points], *, log: bo
 
 def _show(figures: list[Figure], output: Output, document: DocumentJson, table: Columns, note: str) -> None:
     """Draw the panels to the named files, and as text if requested, and print the numbers."""
-    check_formats(output.out or ())
     output.draw(figures, output.out or (), output.titled(""))
     if output.as_json:
         print_json(document)

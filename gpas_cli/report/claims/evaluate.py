@@ -30,7 +30,7 @@ from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Entry
 from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.verdict import Part, Verdict, has_added_seeds, judged
-from gpas_cli.report.figures.convergence import smooth_losses
+from gpas_cli.report.convergence import smooth_losses
 from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric

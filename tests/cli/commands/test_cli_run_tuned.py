@@ -7,9 +7,9 @@ import pytest
 from face import Face
 
 from gpas_cli.errors import Exit
+from gpas_cli.extensions.campaigns.halving import rounds
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.report.tuning import rounds
 
 LOCAL = ("--executor", "local", "--yes")
 

@@ -9,9 +9,9 @@ from browser import CHROMIUM, Visit, chromium
 from face import Face, gpas, tiny
 from live_source import Source, served
 
+from gpas_cli.extensions.figures.figure import Figure, frame
 from gpas_cli.extensions.page.content import Content
 from gpas_cli.extensions.page.document import to_html
-from gpas_cli.report.figures.figure import Figure, frame
 
 pytest.importorskip("playwright", reason="needs playwright")
 pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python")

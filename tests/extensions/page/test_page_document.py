@@ -27,8 +27,8 @@ from gpas_cli.extensions.page.content import paper_tables
 from gpas_cli.extensions.page.document import ASSETS, SCRIPTS, without_repetition
 from gpas_cli.extensions.page.server import IDLE_SHARE as IDLE
 from gpas_cli.extensions.page.server import PageServer
-from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.series import CellCurve
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GRIDS = """\

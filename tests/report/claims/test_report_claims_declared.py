@@ -13,6 +13,7 @@ from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chances, chosen
+from gpas_cli.extensions.figures.paper_figures import FigureSpec, declared_figures, figures_of, request
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
 from gpas_cli.grid.document import Mark, Node, read_document
@@ -22,7 +23,6 @@ from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimEvidence, Verdict, assess
-from gpas_cli.report.figures.paper_figures import FigureSpec, declared_figures, figures_of, request
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Recorded

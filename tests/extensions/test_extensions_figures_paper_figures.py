@@ -8,14 +8,14 @@ from named_papers import PACKS
 from shipped import EXPERIMENTS, cells_of, everything
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.figures.figure import as_json
+from gpas_cli.extensions.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report import query
-from gpas_cli.report.figures.figure import as_json
-from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report.recorded import Recorded
 
 FIGURES = declared_figures(PACKS)
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
-GOLDEN = Path(__file__).parents[2] / "golden/figures.txt"
+GOLDEN = Path(__file__).parents[1] / "golden/figures.txt"
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
     "curse": ["1", "2", "4", "5"],

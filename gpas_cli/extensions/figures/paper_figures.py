@@ -19,23 +19,25 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extensions.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.packs import Pack, including
-from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
-from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.model import SIZES
 from gpas_cli.state.status import RETRIED
 from gpas_cli.words import listed
 
+_SHAPES = Path(__file__).with_name("shapes.yaml")
 _BOUND = "bound"  # a quantity that is computed, not recorded
 _BOUND_AXIS = "upper bound of the Jacobian's norm"
 _TOY_SIZES = ("quickstart",)
@@ -139,7 +141,7 @@ def declared_figures(packs: Mapping[str, Pack]) -> dict[str, FigureSpec]:
 def figures_of(pack: Pack) -> dict[str, FigureSpec]:
     """Return a paper's figures by name. Raises InvalidExperiments for an invalid file."""
     found: dict[str, FigureSpec] = {}
-    document = checked(pack, "figures").plain()
+    document = checked(pack, "figures", _SHAPES).plain()
     for name, figure in document.get("figures", {}).items():
         usual = {"where": {}, "cells": {}, **figure}
         lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}

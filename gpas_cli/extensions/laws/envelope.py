@@ -1,22 +1,19 @@
 """A metric over an axis of numbers, such as the learning rate: a line per method, with its best value marked."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extensions.figures.figure import Figure, Line
 from gpas_cli.grid.declared import Entry
-from gpas_cli.report.figures.figure import Figure, Line
-from gpas_cli.report.figures.series import CellCurve, Series, make_series
 from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import metric
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.series import CellCurve, Series, make_series
 from gpas_cli.report.tables.entry_status import entry_status
-from gpas_cli.report.tuning import Method
 from gpas_cli.spec.stage import Metric
 
-_GATE = "gate"
 _LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
 
 
@@ -49,33 +46,6 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
         log_x=log_x,
         note="stars: the best mean of each; runs that diverged have no point",
     ), missing
-
-
-def search_figures(methods: Sequence[Method], setting: str) -> tuple[Figure, ...]:
-    """Return the perplexity over the values that a search tried: a plot for each length of training, shortest first,
-    with a line for each method, whose legend says what it cost. A training that diverged has no point."""
-    shares = sorted({trial.share for method in methods for trial in method.trials}, reverse=True)
-    alike = list(dict.fromkeys(method.entry.labels_without(_GATE) for method in methods))
-    values = [trial.value for method in methods for trial in method.trials]
-    log_x = max(values) / min(values) > _LOG_RANGE
-    figures = []
-    for share in shares:
-        lines = []
-        for method in methods:
-            own = [trial for trial in method.trials if trial.share == share and math.isfinite(trial.perplexity)]
-            points = tuple(sorted((trial.value, trial.perplexity) for trial in own))
-            look: dict[str, Any] = {
-                "colour": alike.index(method.entry.labels_without(_GATE)),
-                "style": int(method.entry.cell.model.gate is None),
-            }
-            if points:
-                lines.append(Line(f"{method.name}: {method.cost:g} trainings", points, form="joined", **look))
-            best = [(x, y) for x, y in points if share == shares[-1] and x == method.best]
-            if best:
-                lines.append(Line(method.name, tuple(best), form="best", in_legend=False, **look))
-        title = "whole trainings" if share == 1 else f"1/{share} of the updates"
-        figures.append(Figure(title, setting, "validation perplexity", lines=tuple(lines), log_x=log_x))
-    return tuple(figures)
 
 
 def _runs(known: Recorded, axis: str, what: Metric, over: str) -> tuple[list[CellCurve], list[str]]:

@@ -15,8 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
-from gpas_cli.report.figures.series import Points
+from gpas_cli.extensions.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
+from gpas_cli.report.series import Points
 from gpas_cli.words import printable
 
 _PLOT_LINES = 18  # without axes and legend

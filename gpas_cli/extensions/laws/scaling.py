@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Annotated, Any
 
+from gpas_cli.extensions.figures.figure import Figure, Line
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.packs import Pack
 from gpas_cli.report import papers
-from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.labels import facts, row_title, scheme_titles
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.cost import flops_per_token, parameters

@@ -1,6 +1,5 @@
 """Figures in files and as text: what they show, that they fit, and that the same data gives the same file."""
 
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -9,20 +8,13 @@ from pathlib import Path
 
 import pytest
 from disks import full
-from report_cells import OPTIM, entry, result, valued
-from rich.console import Console
+from report_cells import entry
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report import query
-from gpas_cli.report.figures.convergence import reached, smooth_losses, smoothed, with_convergence
-from gpas_cli.report.figures.envelope import envelope
-from gpas_cli.report.figures.figure import Figure, Line, log_ticks, make_figure, readable
-from gpas_cli.report.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, save
-from gpas_cli.report.figures.series import CellCurve, Selection, has_labels, make_series
-from gpas_cli.report.figures.terminal_plot import Plot
+from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_figure, readable
+from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, save
 from gpas_cli.report.quantities import QUANTITIES
-from gpas_cli.report.recorded import Recorded
-from gpas_cli.spec.stage import CONVERGENCE
+from gpas_cli.report.series import CellCurve, Selection, make_series
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
 HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
@@ -252,160 +244,3 @@ def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: lis
 )  # fmt: skip
 def test_ticks_are_readable(value: float, text: str) -> None:
     assert readable(value) == text
-
-
-pytest.importorskip("plotille", reason="plotille is not installed")
-
-
-def shown(figure: Figure, width: int = 80) -> str:
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(Plot(figure))
-    return captured.get()
-
-
-def losses(**more: object) -> Figure:
-    runs = [
-        CellCurve(entry(norm, gate, seed), "seed", tuple((10.0 * i, (5 + n) / i) for i in range(1, 60)))
-        for n, norm in enumerate(("pre", "lns"))
-        for gate in ("none", "gpas")
-        for seed in (1, 2)
-    ]
-    return Figure("Title", "update", "loss (nats)", series=make_series(runs), **more)
-
-
-@pytest.mark.parametrize("width", [40, 80, 140])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    lines = shown(losses(), width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert lines[:2] == ["Title", "loss (nats)"]
-    assert any(line.endswith(" update") for line in lines)
-
-
-def test_lines_have_keys_and_dashes_that_the_legend_explains() -> None:
-    text = shown(losses())
-    for words in ("╌╌ 1 Pre-LN ", "── 2 Pre-LN + GPAS", "╌╌ 3 LNS ", "── 4 LNS + GPAS"):
-        assert words in text
-    plot = text.split("└")[0]
-    assert all(plot.count(key) >= 3 for key in "24")
-
-
-def test_a_logarithmic_axis_has_round_ticks() -> None:
-    ticks = [line.split(" ┤")[0].strip() for line in shown(losses(log=True)).splitlines() if " ┤" in line]
-    assert ticks == ["3", "1", "0.3", "0.1"]
-
-
-def test_points_and_a_single_line_need_no_legend() -> None:
-    figure = Figure(
-        "", "parameters", "loss", lines=(Line("ours", ((1e6, 4.0), (1e9, 2.0)), form="points"),), log_x=True
-    )
-    text = shown(figure)
-    assert text.count("o") >= 2
-    assert "10⁶" in text
-    assert "ours" not in text
-
-
-def test_maps_are_shaded_with_characters() -> None:
-    run = CellCurve(entry(), "seed", (), matrix=((0.0, 1.0), (2.0, 4.0)), columns=(10.0, 20.0))
-    lines = shown(Figure("Title", "update", "layer", make_series([run]), heat_map="variance")).splitlines()
-    assert lines[1] == "Pre-LN"
-    assert [line.strip() for line in lines[2:4]] == ["2 ▓▓▓▓████", "1 ░░░░▒▒▒▒"]
-    assert lines[-1].startswith("variance: 0 ░")
-
-
-Curve = list[tuple[int, float]]
-
-
-def test_smoothing_is_the_mean_of_the_window_that_ends_at_an_update() -> None:
-    curve = [(step, float(step)) for step in range(10, 201, 10)]
-    assert smoothed(curve, 200) == curve  # windows of 10 updates hold one point
-    assert smoothed(curve, 600)[:3] == [(30, 20.0), (40, 30.0), (50, 40.0)]
-    assert smoothed([(5, 3.0)], 600) == [(5, 3.0)]
-
-
-def test_a_crossing_is_interpolated_and_may_never_happen() -> None:
-    curve = [(10, 4.0), (20, 3.0), (30, 1.0), (40, 2.0)]
-    assert [reached(curve, target) for target in (5.0, 3.5, 3.0, 2.0, 1.0)] == [10, 15, 20, 25, 30]
-    assert reached(curve, 0.5) == math.inf
-
-
-def measured(monkeypatch: pytest.MonkeyPatch, losses: tuple[Curve, Curve], outcome: str = "done") -> list[object]:
-    """Return the metrics of Pre-LN and of Pre-LN + GPAS, which ended so, with these training losses."""
-    cells = entry("pre", "none"), entry("pre", "gpas")
-    curves = {cell.cell.stages[0].key: curve for cell, curve in zip(cells, losses, strict=True)}
-    monkeypatch.setattr(query, "curves", lambda engine, keys, name: {key: curves[key] for key in keys})
-    facts = {"last_step": 200, "metrics": {"train_tokens": 2e5}}
-    results = {**result(cells[0], **facts), **result(cells[1], **facts, outcome=outcome)}
-    known = Recorded(cells, results=results, engine="a database")  # type: ignore[arg-type]
-    found = with_convergence(
-        known, lambda one: has_labels(one, {"gate": "none"}), ["gate"], "here", smooth_losses(known)
-    )
-    numbers = [found.results[cell.cell.stages[0].key].metrics for cell in cells]
-    return [tuple(own.get(name) for name in CONVERGENCE) for own in numbers]
-
-
-def falling(by: float) -> Curve:
-    return [(step, 10.0 - by * step) for step in range(10, 201, 10)]
-
-
-def test_a_network_that_learns_twice_as_fast_needs_half_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    base, gated = measured(monkeypatch, (falling(0.01), falling(0.02)))
-    assert base == (200.0, 200_000.0, 1.0)
-    assert gated == pytest.approx((100.0, 100_000.0, 2.0))
-
-
-def test_one_that_never_gets_there_has_a_speed_up_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, gated = measured(monkeypatch, (falling(0.02), falling(0.01)))
-    assert gated == (math.inf, math.inf, 0.0)
-
-
-def test_a_run_that_diverged_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    base, gated = measured(monkeypatch, (falling(0.02), falling(0.01)), "diverged")
-    assert base == (200.0, 200_000.0, 1.0)
-    assert gated == (None, None, None)
-
-
-def test_without_a_base_there_is_nothing_to_reach() -> None:
-    with pytest.raises(GpasError, match=r"table 'x': .*speedup compare a cell with its base: add `against`"):
-        with_convergence(Recorded(()), lambda one: True, [], "table 'x'", {})
-
-
-RATES = (1e-2, 1e-3, 3e-3)  # as declared
-
-
-def recorded() -> Recorded:
-    """Return two seeds of two methods at three rates: one run diverged, one is missing."""
-    cells = [
-        entry("pre", gate, seed, axes={"optim.lr": lr}, optim={**OPTIM, "lr": lr})
-        for gate in ("none", "gpas")
-        for lr in RATES
-        for seed in (1, 2)
-    ]
-    results = valued(cells[:10], [50, 52, 40, 42, 30, 32, 45, 47, 38, 41])
-    results |= result(cells[10], outcome="diverged")
-    return Recorded(tuple(cells), results=results)
-
-
-def test_lines_are_means_over_seeds_in_order_of_the_axis_with_the_best_starred() -> None:
-    figure, missing = envelope(recorded(), "optim.lr", "perplexity", "seed", "Rates")
-    base, gated = figure.series
-    assert base.title == "Pre-LN: best 31.00 at optim.lr 0.003"
-    assert [(x, at.mean, at.n) for x, at in base.mean()] == [(1e-3, 41, 2), (3e-3, 31, 2), (1e-2, 51, 2)]
-    # A rate at which a run diverged or is missing has no mean.
-    assert gated.title == "Pre-LN + GPAS: best 39.50 at optim.lr 0.001"
-    assert [line.points for line in figure.lines] == [((3e-3, 31.0),), ((1e-3, 39.5),)]
-    assert missing == ["demo/71m-pre-gpas-2-0.003"]
-    assert (figure.log_x, figure.x, figure.y) == (True, "optim.lr", "validation perplexity")
-
-
-@pytest.mark.parametrize(
-    ("axis", "value", "message"),
-    [
-        ("optim.rl", "perplexity", "no cell has an axis 'optim.rl'; did you mean 'optim.lr'"),
-        ("gate", "perplexity", "need at least two values of it, all numbers"),
-        ("size", "perplexity", "need at least two values of it, all numbers"),
-    ],
-)
-def test_an_axis_that_is_none_of_numbers_is_refused(axis: str, value: str, message: str) -> None:
-    with pytest.raises(GpasError, match=message):
-        envelope(recorded(), axis, value, "seed", "")

@@ -1,4 +1,4 @@
-"""A plot as data: series of runs and further lines, with the titles of its axes. `report.figures.plot` draws it.
+"""A plot as data: series of runs and further lines, with the titles of its axes. `plot` draws it.
 
 This module does not need matplotlib; `as_json` returns a plot as a document. Ticks are round numbers on logarithmic
 axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.series import CellCurve, Points, Selection, Series, make_series
 from gpas_cli.report.labels import objective_title
+from gpas_cli.report.series import CellCurve, Points, Selection, Series, make_series
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
 from gpas_cli.structure import FLAT, Document
@@ -207,16 +207,10 @@ def as_json(figure: Figure) -> PlotJson:
 def _series_json(series: Series) -> _SeriesJson:
     matrix = series.matrix()
     return _SeriesJson(
-        title=series.title,
-        labels=series.labels,
-        over=series.runs[0].over,
-        colour=series.colour,
-        style=series.style,
-        shade=series.shade,
-        points=[_PointJson(at=at, x=x) for x, at in series.mean()],
-        final_norm=series.final_norm(),
-        matrix=matrix or None,
-        columns=series.columns() if matrix else None,
+        title=series.title, labels=series.labels, over=series.runs[0].over,
+        colour=series.colour, style=series.style, shade=series.shade,
+        points=[_PointJson(at=at, x=x) for x, at in series.mean()], final_norm=series.final_norm(),
+        matrix=matrix or None, columns=series.columns() if matrix else None,
         runs=[
             _DrawnRunJson(
                 name=run.entry.id, key=run.entry.key, over=run.over_label, points=run.points, spikes=run.marks,

@@ -7,11 +7,11 @@ import pytest
 from attempts import attempt_at
 from face import Face, end, tiny
 
-from gpas_cli.cli.commands.figure import _require_comparable
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Layers, Outcome, Started
-from gpas_cli.report.figures.series import CellCurve, Selection
+from gpas_cli.extensions.figures.command import _require_comparable
 from gpas_cli.report.quantities import quantity
+from gpas_cli.report.series import CellCurve, Selection
 
 GRIDS = """
   g:

@@ -1,0 +1,26 @@
+"""The extension `laws`: what a grid shows along an axis, as plots and numbers.
+
+scaling      loss over parameters and FLOPs, with power laws
+convergence  how soon a network reaches the final loss of its base
+envelope     a metric over an axis of numbers, with the best value of each method
+"""
+
+from gpas_cli.extension import Command, Extension
+
+_COMMAND = "gpas_cli.extensions.laws.command"
+_DRAWS = Command(
+    heading="Results", about="Plot what a grid shows along an axis, and print its numbers.", module=_COMMAND
+)
+
+EXTENSION = Extension(
+    name="laws",
+    about="the loss over sizes, the best of an axis, and how soon a method reaches its base",
+    page="how-to/figures.md",
+    requires=("figures",),
+    commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), _DRAWS),
+    documents={
+        "figure envelope": "gpas_cli.extensions.figures.drawing:FigureJson",
+        "figure convergence": f"{_COMMAND}:ConvergenceJson",
+        "figure scaling": f"{_COMMAND}:ScalingJson",
+    },
+)

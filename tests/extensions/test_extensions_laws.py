@@ -1,0 +1,170 @@
+"""Published losses and ours over size become laws; the best value of an axis is starred."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from named_papers import by_paper
+from report_cells import OPTIM, entry, result, valued
+from shipped import cells_of
+
+from gpas_cli.errors import GpasError
+from gpas_cli.extensions.laws.envelope import envelope
+from gpas_cli.extensions.laws.scaling import Scaling, fit, scaling
+from gpas_cli.report.recorded import Recorded, Result
+from gpas_cli.spec.cost import flops_per_token, parameters
+
+TABLE2 = cells_of("table2")
+SIZES = ("71m", "130m", "250m")
+
+
+def exponents(made: Scaling, over: str) -> dict[tuple[str, str], float | None]:
+    return {(law.source, law.method): law.law.exponent if law.law else None for law in made.laws if law.over == over}
+
+
+def test_published_perplexities_of_table_2_are_fitted() -> None:
+    made = scaling(TABLE2, Recorded(tuple(TABLE2)), by_paper({"gpas": "table2_perplexity"}))
+    assert [panel.x for panel in made.panels] == ["parameters N", "training FLOPs C"]
+    laws = {law.method: law for law in made.laws if law.over == "parameters"}
+    assert len(laws) == 11
+    # Post-LN diverged at 250M and 1B, DeepNorm at 1B.
+    assert {name: law.sizes for name, law in laws.items() if law.sizes != 5} == {"Post-LN": 3, "DeepNorm": 4}
+    pre = next(line for line in made.panels[0].lines if line.title == "Pre-LN")
+    assert [round(math.exp(loss), 2) for _, loss in pre.points] == [34.23, 26.75, 21.77, 21.35, 16.92]
+    x = [math.log(n) for n, _ in pre.points]
+    y = [math.log(loss) for _, loss in pre.points]
+    slope = sum((a - sum(x) / 5) * (b - sum(y) / 5) for a, b in zip(x, y, strict=True))
+    slope /= sum((a - sum(x) / 5) ** 2 for a in x)
+    assert laws["Pre-LN"].law is not None
+    assert laws["Pre-LN"].law.exponent == pytest.approx(-slope)
+    assert len(made.missing) == len(TABLE2)
+
+
+def ours(sizes: tuple[str, ...] = SIZES) -> Scaling:
+    """Two seeds of Pre-LN at each size: losses 100 N^-0.2, give or take one percent."""
+    entries = [entry("pre", "none", seed, size) for size in sizes for seed in (1, 2)]
+    results: dict[str, Result] = {}
+    for one in entries:
+        loss = 100 * parameters(one.cell) ** -0.2 * (1.01 if one.axes["seed"] == 1 else 0.99)
+        (key, made), *_ = result(one).items()
+        results[key] = Result(**{**vars(made), "metrics": {"loss": loss, "train_tokens": 1e9}})
+    return scaling(entries, Recorded(tuple(entries), results=results), {})
+
+
+def test_our_losses_are_means_over_seeds_at_the_recorded_tokens() -> None:
+    made = ours()
+    assert exponents(made, "parameters") == {("ours", "Pre-LN"): pytest.approx(0.2)}
+    points, law = made.panels[1].lines
+    assert (points.form, points.in_legend, law.title[:8]) == ("points", False, "Pre-LN: ")
+    first = entry("pre", "none", 1, "71m").cell
+    assert points.points[0][0] == pytest.approx(flops_per_token(first) * 1e9)
+    assert len(law.band) > 10
+    assert made.missing == ()
+
+
+def test_schemes_of_ones_own_have_colours_of_their_own() -> None:
+    entries = [entry("pre"), replace(entry("lns"), axes={**entry("lns").axes, "norm": "mine"})]
+    results = {key: made for one in entries for key, made in result(one, metrics={"loss": 3.0}).items()}
+    made = scaling(entries, Recorded(tuple(entries), results=results), {})
+    assert len({line.colour for line in made.panels[0].lines}) == 2
+
+
+def test_two_sizes_have_no_law_and_say_so() -> None:
+    made = ours(("71m", "130m"))
+    assert exponents(made, "flops") == {("ours", "Pre-LN"): None}
+    assert made.laws[0].words == "2 sizes; a power law needs 3"
+    assert [(line.form, line.in_legend) for line in made.panels[0].lines] == [("points", True)]
+    assert made.panels[0].note == "no law: fewer than 3 sizes"
+
+
+def test_without_results_and_published_numbers_there_is_no_panel() -> None:
+    entries = [entry()]
+    made = scaling(entries, Recorded(tuple(entries)), {})
+    assert (made.panels, made.laws, len(made.missing)) == ((), (), 1)
+
+
+XS = (1e6, 1e7, 1e8, 1e9)
+
+
+def test_an_exact_law_is_found_without_uncertainty() -> None:
+    law = fit([(x, 20 * x**-0.1) for x in XS])
+    assert (law.factor, law.exponent) == (pytest.approx(20), pytest.approx(0.1))
+    assert law.interval == (pytest.approx(0.1), pytest.approx(0.1))
+    assert law.band(1e10) == (pytest.approx(2), pytest.approx(2))
+
+
+def test_the_interval_is_that_of_simple_regression() -> None:
+    """Three points at log x = 0, 1, 2 with one off by 3 e: the residuals are -e/2, e, -e/2 times 1."""
+    error = 0.01
+    law = fit([(1.0, 1.0), (math.e, math.exp(1.5 * error)), (math.e**2, 1.0)])
+    assert law.exponent == pytest.approx(0)
+    assert law.scatter == pytest.approx(error * math.sqrt(1.5))
+    # t with one degree of freedom: 12.706; sum of squares of log x: 2.
+    assert law.interval[1] == pytest.approx(12.706 * error * math.sqrt(1.5 / 2), rel=1e-4)
+
+
+def test_intervals_contain_the_true_exponent_in_95_of_100_cases() -> None:
+    noise = random.Random(7)
+    inside = 0
+    for _ in range(1000):
+        law = fit([(x, 5 * x**-0.07 * math.exp(noise.gauss(0, 0.02))) for x in XS])
+        inside += law.interval[0] <= 0.07 <= law.interval[1]
+    assert 930 <= inside <= 970
+
+
+def test_the_band_is_narrowest_in_the_middle() -> None:
+    law = fit([(1e6, 3.0), (1e7, 2.4), (1e8, 2.1), (1e9, 1.7)])
+    widths = [law.band(x)[1] / law.band(x)[0] for x in (1e6, 10**7.5, 1e9)]
+    assert widths[1] < widths[0] == pytest.approx(widths[2])
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, 2.0)], [(1.0, 2.0), (2.0, 1.0)], [(1.0, 2.0), (2.0, 1.0), (2.0, 1.1)]])
+def test_too_few_sizes_have_no_law(points: list[tuple[float, float]]) -> None:
+    assert fit(points) is None
+
+
+def test_numbers_that_have_no_logarithm_are_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        fit([(1.0, 2.0), (2.0, 0.0), (3.0, 1.0)])
+
+
+RATES = (1e-2, 1e-3, 3e-3)  # as declared
+
+
+def recorded() -> Recorded:
+    """Return two seeds of two methods at three rates: one run diverged, one is missing."""
+    cells = [
+        entry("pre", gate, seed, axes={"optim.lr": lr}, optim={**OPTIM, "lr": lr})
+        for gate in ("none", "gpas")
+        for lr in RATES
+        for seed in (1, 2)
+    ]
+    results = valued(cells[:10], [50, 52, 40, 42, 30, 32, 45, 47, 38, 41])
+    results |= result(cells[10], outcome="diverged")
+    return Recorded(tuple(cells), results=results)
+
+
+def test_lines_are_means_over_seeds_in_order_of_the_axis_with_the_best_starred() -> None:
+    figure, missing = envelope(recorded(), "optim.lr", "perplexity", "seed", "Rates")
+    base, gated = figure.series
+    assert base.title == "Pre-LN: best 31.00 at optim.lr 0.003"
+    assert [(x, at.mean, at.n) for x, at in base.mean()] == [(1e-3, 41, 2), (3e-3, 31, 2), (1e-2, 51, 2)]
+    # A rate at which a run diverged or is missing has no mean.
+    assert gated.title == "Pre-LN + GPAS: best 39.50 at optim.lr 0.001"
+    assert [line.points for line in figure.lines] == [((3e-3, 31.0),), ((1e-3, 39.5),)]
+    assert missing == ["demo/71m-pre-gpas-2-0.003"]
+    assert (figure.log_x, figure.x, figure.y) == (True, "optim.lr", "validation perplexity")
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "message"),
+    [
+        ("optim.rl", "perplexity", "no cell has an axis 'optim.rl'; did you mean 'optim.lr'"),
+        ("gate", "perplexity", "need at least two values of it, all numbers"),
+        ("size", "perplexity", "need at least two values of it, all numbers"),
+    ],
+)
+def test_an_axis_that_is_none_of_numbers_is_refused(axis: str, value: str, message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        envelope(recorded(), axis, value, "seed", "")
