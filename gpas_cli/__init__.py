@@ -11,9 +11,9 @@ The life of one cell, one package per step. Data flows down this list and never 
  7. data/              the corpus, tokenised once into content-addressed shards, is served as batches
  8. model/             the `Cell` becomes an `nn.Module`
  9. train/             module + batches -> events (step, layer statistics, spike, evaluation, checkpoint, outcome)
-10. evaluate/          finetuning, downstream scores, layer importance: later stages
+10. evaluate/          finetuning, scores at tasks and on texts: later stages
 11. store/             events are journalled in the run directory and ingested into SQL rows
-12. report/            rows -> tables, claims and figures, beside the papers' numbers
+12. report/            rows -> tables, beside the papers' numbers
 
 Beside it: `state/` (what is true of a stage, concluded from evidence), `origin/` (where a number comes from),
 `statistics/` (means, intervals, tests), `results/` (pandas frames), `doctor/` (diagnosis), `cli/` (the commands).

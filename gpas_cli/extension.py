@@ -30,6 +30,7 @@ class Brought(NamedTuple):
 
 IN_WHEEL = {
     "campaigns": Brought(commands=("run claims", "run tuned")),
+    "claims": Brought(commands=("claims",)),
     "contributions": Brought(),
     "export": Brought(commands=("export",)),
     "figures": Brought(commands=("figure",)),
@@ -83,6 +84,10 @@ class Extension:
     checks: Mapping[str, str] = field(default_factory=dict)
     """Name of a file of packs, such as `figures` -> the function of a pack that returns what the file declares by name,
     and raises InvalidExperiments if it is invalid."""
+    problems: tuple[str, ...] = ()
+    """Functions of (experiments, packs) that yield what is wrong with what the extension reads of them."""
+    frames: Mapping[str, str] = field(default_factory=dict)
+    """Name of a function of `gpas_cli.results` -> the function of (results, ...) that returns the data frame."""
     beside: tuple[str, ...] = ()
     """Functions that put columns beside those of a table, of (table, entries, experiments, make, warn); `make` makes
     the same table of what is recorded elsewhere, and warn is called with what cannot be shown."""

@@ -116,7 +116,7 @@ def main(
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "why", "doctor")
+_REPORTING = ("plan", "table", "why", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -140,7 +140,6 @@ COMMANDS = {
     },
     "Results": {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
-        "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",

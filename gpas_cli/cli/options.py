@@ -80,12 +80,6 @@ def _conditions() -> list[str]:
     return list(dict.fromkeys(f"{axis}={spelled(label)}" for labels in cells for axis, label in labels.items()))
 
 
-def _claims() -> Iterable[str]:
-    from gpas_cli.report.claims.declared import all_claims
-
-    return all_claims(experiments())
-
-
 def _executors() -> list[str]:
     from gpas_cli.state.view import scheduler_names
 
@@ -95,7 +89,6 @@ def _executors() -> list[str]:
 complete_grid = offer(_grids)
 complete_cell = offer(_cells, _keys)
 complete_cell_or_grid = offer(lambda: [*_grids(), *_cells()], _keys)
-complete_claim = offer(_claims)
 complete_paper = offer(papers_known)
 complete_printed = offer(_printed)
 complete_table = offer(lambda: [*_grids(), *_printed()], _settings)
@@ -173,9 +166,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what w
 Shrink = Annotated[
     bool,
     typer.Option("--shrink", help="Smoke test: train each cell in tiny form for two updates; results are kept apart."),
-]
-Tuned = Annotated[
-    bool, typer.Option("--tuned", help="Compare each method at its own best learning rate, as `gpas run tuned` found.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 

@@ -5,12 +5,11 @@ from pkgutil import resolve_name
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.extension import known
-from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec, sections_of
+from gpas_cli.grid.declared import Experiments, Grid, TableSpec, sections_of
 from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.settings import children, unnamed
-from gpas_cli.report.claims.declared import paper_claims
 from gpas_cli.report.papers import published
-from gpas_cli.report.quantities import feature_fault, metric, state_metric
+from gpas_cli.report.quantities import metric
 from gpas_cli.report.shapes import checked
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
@@ -22,11 +21,13 @@ _NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference
 
 def report_problems(experiments: Experiments) -> Iterator[Problem]:
     """Yield the problems of tables and claims, and of packs that are not of this package, with their places."""
-    claims = dict(experiments.claims)
+    packs = [pack for pack in experiments.included if pack.folder.parent != OF_PACKAGE]
     try:
-        for pack in (pack for pack in experiments.included if pack.folder.parent != OF_PACKAGE):
+        for pack in packs:
             checked(pack, "numbers")
-            claims |= paper_claims(pack, experiments)
+        places = [place for one in known() for place in one.problems]
+        others = [problem for place in places for problem in resolve_name(place)(experiments, packs)]
+        for pack in packs:
             yield from _shared_names(pack, experiments)
     except InvalidExperiments as error:
         yield from error.problems
@@ -36,15 +37,12 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()
             yield from _problems(experiments.grids, grid, grid.table, kinds)
-    for claim in (claim for sizes in claims.values() for claim in sizes):
-        for comparison in claim.comparisons:
-            yield from _comparison_problems(experiments, claim, comparison)
+    yield from others
 
 
 def _shared_names(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
-    """Yield the names of claims, and of what else packs declare, such as figures, that another pack has as well."""
-    places = {what: place for one in known() for what, place in one.checks.items()}
-    checks = {"claims": paper_claims, **{what: resolve_name(place) for what, place in places.items()}}
+    """Yield the names of what packs declare, such as claims and figures, that another pack has as well."""
+    checks = {what: resolve_name(place) for one in known() for what, place in one.checks.items()}
     for other in (one for one in experiments.packs.values() if one != pack):
         for what, named in checks.items():
             for name in sorted(named(pack).keys() & named(other).keys()):
@@ -112,29 +110,3 @@ def _problem(grid: Grid, message: str, *path: str) -> Problem:
     for part in path:
         node = children(node).get(part, node) if node else None
     return Problem(("grids", grid.name, "table", *path), message, str(node.mark if node else grid.mark))
-
-
-def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Comparison) -> Iterator[Problem]:
-    kinds = list(experiments.catalogue.stage_kinds.values())
-    if fault := feature_fault(comparison.value, kinds):
-        yield _claim_problem(claim, comparison, fault, "value")
-        return
-    if comparison.value.metric in CONVERGENCE and not comparison.against:
-        message = f"'{comparison.value.metric}' compares a cell with its base; add `against`"
-        yield _claim_problem(claim, comparison, message, "value")
-    needed = state_metric(comparison.value, kinds).stage
-    for name in comparison.grids:
-        grid = experiments.grids.get(name)
-        if grid and needed != PRETRAIN and needed not in sections_of(experiments.grids, grid):
-            message = f"'{comparison.value.title}' comes from the stage '{needed}', which no cell of '{name}' has"
-            yield _claim_problem(claim, comparison, message, "value")
-    for pack, name in comparison.published.items():
-        try:
-            published(pack, name)
-        except GpasError as error:
-            yield _claim_problem(claim, comparison, str(error), "published", pack.name)
-
-
-def _claim_problem(claim: Claim, comparison: Comparison, message: str, *path: str) -> Problem:
-    mark = comparison.marks.get(path[0], comparison.mark)
-    return Problem(("claims", claim.name, *path), message, str(mark))

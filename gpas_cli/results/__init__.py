@@ -7,7 +7,8 @@
     results.curves("loss", "table2")               one row for each point of a curve over updates
     results.layer_curves("gate", "table2")         one row for each point and layer
     results.table("table2")                        one row for each cell of the table: mean, interval, published numbers
-    results.claims()                               one row for each part of a claim: effect, interval, verdict
+    results.claims()                               one row for each part of a claim: effect, interval, verdict;
+                                                   of the extension claims
 
     project = results.open("~/experiments/gpas")   the same functions for another project
 
@@ -23,13 +24,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpas_cli import extension
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import expand
@@ -38,9 +41,6 @@ from gpas_cli.grid.select import find_preferring, select
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.report import query
 from gpas_cli.report.checks import report_problems
-from gpas_cli.report.claims.declared import select_claims
-from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import ClaimJson, claim_json
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result, recorded, stage_keys
 from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.grid_table import build
@@ -49,7 +49,7 @@ from gpas_cli.report.tables.table import Table, TableCell
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cells", "Results", "cells", "claims", "curves", "layer_curves", "metrics", "open", "table"]
+__all__ = ["Cells", "Results", "cells", "curves", "layer_curves", "metrics", "open", "table"]
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 _Where: TypeAlias = str | Sequence[str]
@@ -83,7 +83,7 @@ class Results:
         """
         import pandas as pd
 
-        with self._recorded(of, where) as known:
+        with self.recorded(of, where) as known:
             rows = [{**_labels(entry), "state": _state(entry, known), **_facts(entry, known)}
                     for entry in known.entries]  # fmt: skip
         frame = _frame(rows, known, ("state", *_FACTS, *_TEXT))
@@ -96,7 +96,7 @@ class Results:
         metric: as in `gpas why`, such as "perplexity" or "accuracy/piqa". Results that the run directories do not
         confirm are left out, as in tables.
         """
-        with self._recorded(of, where) as known:
+        with self.recorded(of, where) as known:
             rows = [
                 {**_labels(entry), "stage": result.stage, "metric": name, "value": value,
                  "stderr": _number(result.stderr(name))}
@@ -111,7 +111,7 @@ class Results:
         name: "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss", "eval_perplexity", ... Where several
         attempts have an update, the latest one counts. Raises GpasError with the nearest name if no cell has the curve.
         """
-        with self._recorded(of, where) as known:
+        with self.recorded(of, where) as known:
             found = query.curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
             points = {key: [{"step": step, "value": value} for step, value in curve] for key, curve in found.items()}
             return _curve_frame(name, points, known, ("step", "value"))
@@ -122,7 +122,7 @@ class Results:
         layer: from 1; the number after the last layer is the final norm. name: "activation_variance", "gate",
         "grad_norm", "weight_norm", ... Raises GpasError with the nearest name if no cell has such a curve.
         """
-        with self._recorded(of, where) as known:
+        with self.recorded(of, where) as known:
             found = query.layer_curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
             points = {
                 key: [{"step": step, "layer": layer + 1, "value": value}
@@ -140,27 +140,17 @@ class Results:
         name = grid or self.experiments.default
         if name not in self.grids:
             raise GpasError(f"no grid '{name}' in {self.project.config.name}; {nearest(name, self.grids)}")
-        with self._recorded(name, where) as known:
+        with self.recorded(name, where) as known:
             spec = self.experiments.grids[name].table_spec
             made = build(known.entries, known.states, known.results, spec)
         return _table_frame(made)
 
-    def claims(self, *names: str, grids: Sequence[str] = (), toy: bool | None = None) -> pd.DataFrame:
-        """Return one row for each part of each claim, the papers' and the file's, as `gpas claims` judges them.
-
-        verdict: of the part; claim_verdict: of the whole claim. effect, low, high: the mean effect and its
-        95 % interval; p, adjusted: of the test, and by Holm over the parts; needed: further seeds that the test needs.
-        `toy` selects claims at toy size or, if False, at paper size. Raises GpasError for an unknown name.
-        """
-        chosen = select_claims(self.experiments, names, grids=grids, toy=toy)
-        of = dict.fromkeys(grid for claim in chosen for grid in claim.grids if grid in self.grids)
-        if not of:
-            return _claims_frame([])
-        with self._recorded(list(of), ()) as known:
-            return _claims_frame([claim_json(evaluate(claim, known)) for claim in chosen])
+    def __getattr__(self, name: str) -> Callable[..., pd.DataFrame]:
+        """Return a method that an extension adds, such as `claims`."""
+        return partial(_added(name), self)
 
     @contextmanager
-    def _recorded(self, of: Cells, where: _Where) -> Iterator[Recorded]:
+    def recorded(self, of: Cells, where: _Where) -> Iterator[Recorded]:
         """Yield what is recorded of the selected cells. Results that cannot be ingested are announced by a warning."""
         chosen = select(self._selected(of), [where] if isinstance(where, str) else list(where))
         with recorded(self.project, chosen) as known:
@@ -281,30 +271,6 @@ def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
     }
 
 
-_CLAIM_COLUMNS = (
-    *("claim", "statement", "source", "where", "toy", "part", "labels", "verdict", "claim_verdict"),
-    *("effect", "low", "high", "n", "p", "adjusted", "needed", "published", "reason", "command"),
-)
-
-
-def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
-    """Return one row for each part of each claim; a claim without parts has one row."""
-    import pandas as pd
-
-    rows = [row for claim in claims for row in _claim_rows(claim)]
-    return pd.DataFrame(rows, columns=list(_CLAIM_COLUMNS)).astype({"needed": "Int64", "n": "Int64"})
-
-
-def _claim_rows(claim: ClaimJson) -> Iterator[dict[str, Any]]:
-    whole = {**vars(claim), **vars(claim.source), "claim": claim.name, "source": claim.source.paper,
-             "claim_verdict": claim.verdict, "needed": None, "p": None}  # fmt: skip
-    if not claim.parts:
-        yield {**whole, "n": 0}
-    for part in claim.parts:
-        low, high = part.interval or (math.nan, math.nan)
-        yield {**whole, **vars(part), "part": part.title, "low": low, "high": high, "adjusted": part.adjusted_p}
-
-
 def open(path: str | Path | None = None) -> Results:
     """Return the results of the project in the folder `path`, or of its experiments file; by default, the nearest one.
 
@@ -341,6 +307,21 @@ def table(grid: str = "", where: str | Sequence[str] = ()) -> pd.DataFrame:
     return open().table(grid, where)
 
 
-def claims(*names: str, grids: Sequence[str] = (), toy: bool | None = None) -> pd.DataFrame:
-    """Return `Results.claims` of the project of the current folder."""
-    return open().claims(*names, grids=grids, toy=toy)
+def _added(name: str) -> Callable[..., pd.DataFrame]:
+    """Return the function of a data frame that an extension adds. Raises AttributeError if none does."""
+    for one in extension.known():
+        if name in one.frames:
+            found: Callable[..., pd.DataFrame] = resolve_name(one.frames[name])
+            return found
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __getattr__(name: str) -> Callable[..., pd.DataFrame]:
+    """Return what an extension adds, such as `claims`, for the project of the current folder."""
+    function = _added(name)
+
+    @wraps(function)
+    def of_project(*words: Any, **options: Any) -> pd.DataFrame:
+        return function(open(), *words, **options)
+
+    return of_project

@@ -135,6 +135,7 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
 
 CALLS = {
     "campaigns": "run claims",
+    "claims": "claims",
     "export": "export pre-s1 out",
     "figures": "figure curves",
     "laws": "figure scaling",

@@ -12,6 +12,8 @@ from faded_plugin import PLUGIN
 from named_papers import PACKS
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.extensions.claims.declared import select_claims
+from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.extensions.figures.paper_figures import figures_of, named
 from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS, _SIDES, _TESTS
 from gpas_cli.grid.declared import Experiments, Feature
@@ -23,8 +25,6 @@ from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
-from gpas_cli.report.claims.declared import select_claims
-from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import DIVERGED, SPIKES
 from gpas_cli.report.recorded import Recorded

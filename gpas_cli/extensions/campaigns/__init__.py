@@ -8,7 +8,10 @@ EXTENSION = Extension(
     name="campaigns",
     about="adaptive seeds for claims, and searches for the best learning rate of each method",
     page="how-to/claims.md",
-    requires=("figures",),
+    requires=(
+        "claims",
+        "figures",
+    ),
     commands={
         "run claims": Command(
             heading="Run",

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.claims.evaluate import evaluate
+from gpas_cli.extensions.claims.sequential import UNDECIDED, fewest, log_evidence, possible
+from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, assess
 from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
 from gpas_cli.grid.declared import EACH_RUN, Claim, Entry, Experiments
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.select import select
 from gpas_cli.project import Project
-from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, assess
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
-from gpas_cli.statistics.sequential import UNDECIDED, fewest, log_evidence, possible
 from gpas_cli.statistics.stats import aggregate, unit
 
 _LOCK_NAME = "added-seeds.lock"  # in the run directories; held while the file of added seeds is written

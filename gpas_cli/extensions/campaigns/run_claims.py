@@ -6,19 +6,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gpas_cli.cli.console import STATE, say
-from gpas_cli.cli.options import DryRun, RunOptions, Tuned, Where, complete_claim, with_grouped_options
+from gpas_cli.cli.options import DryRun, RunOptions, Where, with_grouped_options
 from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
-from gpas_cli.cli.views.verdict import styled
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.campaigns.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.extensions.campaigns.tuning import tune
+from gpas_cli.extensions.claims.declared import select_claims, tuned_claims
+from gpas_cli.extensions.claims.options import Tuned, complete_claim
+from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord, styled
 from gpas_cli.grid.declared import Claim
-from gpas_cli.report.claims.declared import select_claims, tuned_claims
-from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord
 from gpas_cli.schedule.scheduler import Scheduler, choose
 from gpas_cli.state.status import ALIVE
 from gpas_cli.structure import Document, Number

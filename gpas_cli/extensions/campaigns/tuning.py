@@ -13,10 +13,10 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.campaigns.halving import Method, Trial, methods_of, rounds, settings_of
+from gpas_cli.extensions.claims.measure import measure
 from gpas_cli.grid.companions import tuned_name, tuned_path, write_tuned
 from gpas_cli.grid.declared import Entry, Feature
 from gpas_cli.grid.variant import vary
-from gpas_cli.report.claims.measure import measure
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.locks import locked
 from gpas_cli.state.status import RETRIED

@@ -14,7 +14,10 @@ EXTENSION = Extension(
     name="page",
     about="tables, figures and cells on a page, in a file or live in a browser",
     page="how-to/report.md",
-    requires=("figures",),
+    requires=(
+        "claims",
+        "figures",
+    ),
     commands={
         "report": Command(
             heading="Results",

@@ -16,13 +16,13 @@ from sqlalchemy import Engine
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.claims.declared import select_claims
+from gpas_cli.extensions.claims.evaluate import evaluate
+from gpas_cli.extensions.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.extensions.page.charts import Limits, grid_charts, paper_charts
 from gpas_cli.grid.declared import Entry, Experiments, TableSpec
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.report import query
-from gpas_cli.report.claims.declared import select_claims
-from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.report.papers import numbers, title_of
 from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.recorded import Recorded

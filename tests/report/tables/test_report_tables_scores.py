@@ -6,9 +6,9 @@ import pytest
 from report_cells import entry, result, score, spec
 
 from gpas_cli.events import Score
+from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Claim, Comparison, Feature
-from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes

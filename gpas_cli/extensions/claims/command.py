@@ -11,19 +11,19 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.options import AsJson, Tuned, complete_claim, complete_grid
+from gpas_cli.cli.options import AsJson, complete_grid
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.verdict import styled
+from gpas_cli.extensions.claims.declared import select_claims, tuned_claims, undeclared_claims
+from gpas_cli.extensions.claims.evaluate import SIGN, evaluate
+from gpas_cli.extensions.claims.options import Tuned, complete_claim
+from gpas_cli.extensions.claims.sequential import SUPPORTED, UNDECIDED
+from gpas_cli.extensions.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json, styled
 from gpas_cli.grid.declared import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
-from gpas_cli.report.claims.declared import select_claims, tuned_claims, undeclared_claims
-from gpas_cli.report.claims.evaluate import SIGN, evaluate
-from gpas_cli.report.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json
 from gpas_cli.report.papers import title_of
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.statistics.sequential import SUPPORTED, UNDECIDED
 from gpas_cli.words import count, listed, significant, verb
 
 _TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import gammaln
 
-from gpas_cli.statistics.sequential import (
+from gpas_cli.extensions.claims.sequential import (
     EFFECT_SCALE,
     Evidence,
     decide,

@@ -13,12 +13,12 @@ from itertools import takewhile
 from typing import Annotated, Any
 
 from gpas_cli.documents import DocumentJson
+from gpas_cli.extensions.claims.measure import Pair
+from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
 from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Source
 from gpas_cli.grid.document import Label
-from gpas_cli.report.claims.measure import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
-from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
 from gpas_cli.statistics.stats import holm
 from gpas_cli.structure import Document, Number
 from gpas_cli.words import count
@@ -408,3 +408,11 @@ def _assessed(part: Part, level: float) -> PartEvidence:
 
 def _number(pair: Pair) -> int | None:
     return pair.seed if isinstance(pair.seed, int) and not isinstance(pair.seed, bool) else None
+
+
+_STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
+
+
+def styled(verdict: str) -> tuple[str, str]:
+    """Return a verdict and its colour in a terminal."""
+    return verdict, _STYLES[verdict]

@@ -26,10 +26,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpas_cli.extensions.claims.measure import Group, groups
+from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
+from gpas_cli.extensions.claims.verdict import Part, Verdict, has_added_seeds, judged
 from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Entry
 from gpas_cli.grid.document import Label
-from gpas_cli.report.claims.measure import Group, groups
-from gpas_cli.report.claims.verdict import Part, Verdict, has_added_seeds, judged
 from gpas_cli.report.convergence import smooth_losses
 from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
@@ -38,7 +39,6 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 _LEVEL = 0.95

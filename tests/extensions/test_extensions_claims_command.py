@@ -7,8 +7,8 @@ import pytest
 from attempts import attempt_at
 from face import Face, gpas, tiny
 
-from gpas_cli.cli.commands.claims import next_text
 from gpas_cli.events import Event, Layers, Outcome, Spike, Started, Step
+from gpas_cli.extensions.claims.command import next_text
 from gpas_cli.grid import Entry
 
 GRIDS = """

@@ -13,6 +13,9 @@ from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chances, chosen
+from gpas_cli.extensions.claims.declared import all_claims, select_claims, undeclared_claims
+from gpas_cli.extensions.claims.evaluate import evaluate
+from gpas_cli.extensions.claims.verdict import ClaimEvidence, Verdict, assess
 from gpas_cli.extensions.figures.paper_figures import FigureSpec, declared_figures, figures_of, request
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
@@ -20,9 +23,6 @@ from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
-from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
-from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import ClaimEvidence, Verdict, assess
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Recorded
