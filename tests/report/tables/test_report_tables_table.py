@@ -437,8 +437,8 @@ def test_comparable_numbers_need_no_note() -> None:
 
 
 def test_tables_need_neither_torch_nor_the_database() -> None:
-    names = ("tables.table", "tables.render", "tables.sheet", "figures.figure")
-    modules = ", ".join(f"gpas_cli.report.{name}" for name in names)
+    names = ("report.tables.table", "report.tables.render", "report.tables.sheet", "extensions.figures.figure")
+    modules = ", ".join(f"gpas_cli.{name}" for name in names)
     code = f"import sys, {modules}; print(sorted({{'torch', 'sqlalchemy', 'matplotlib', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
