@@ -21,6 +21,7 @@ from gpas_cli.errors import GpasError
 IN_WHEEL: dict[str, tuple[str, ...]] = {
     "campaigns": ("run claims", "run tuned"),
     "glue": ("glue",),
+    "networks": ("network", "evaluate"),
     "page": ("report", "serve"),
     "quantised": ("quantised",),
     "theory": ("theory", "identity_bounds"),
@@ -54,6 +55,8 @@ class Extension:
     """The other extensions that it imports."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Name -> the StageKind."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Name of another section of a cell -> the class that is read from it."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     schedulers: Mapping[str, str] = field(default_factory=dict)

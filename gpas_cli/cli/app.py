@@ -143,7 +143,6 @@ COMMANDS = {
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
-        "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
     "Data": {"data": "Prepare, list and check tokenised text; import tasks."},
     "Maintain": {

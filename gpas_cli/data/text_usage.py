@@ -20,10 +20,10 @@ from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, 
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
+from gpas_cli.project import hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
 from gpas_cli.spec.downstream import base_name, local_file
-from gpas_cli.spec.network import hub_cache
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.answers import answers_scorer, generated_scorer
+from gpas_cli.evaluate.answers import generated_scorer
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.evaluate.harness import official_scorer
 from gpas_cli.evaluate.likelihood import Likelihood, Report, Request, Scorer
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer
@@ -100,7 +101,8 @@ def task_scorer(name: str, section: Downstream, scorer: Scorer, tokenizer: Token
     limit = section.limit or None
     if task is not None and base_name(name) == SQUAD:
         asked: Sequence[Any] = task.questions()[:limit]
-        return answers_scorer(name, asked, scorer, tokenizer)
+        assert isinstance(scorer.network, ForeignNetwork)
+        return scorer.network.answers_scorer(name, asked, scorer, tokenizer)
     if isinstance(task, GeneratedTask) and most_generated(name):
         return generated_scorer(task, scorer, tokenizer, shots=section.shots, limit=limit)
     if isinstance(task, MultipleChoice):

@@ -16,11 +16,11 @@ from gpas_cli import words
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.blocks import WHOLE, Removed
 from gpas_cli.evaluate.downstream import task_scorer
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
-from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
 from gpas_cli.train.parallel import ALONE, World
@@ -48,8 +48,8 @@ class _RemovalScores:
         scorer's."""
         self.blocks = subject.blocks
         self.section: Downstream = section.downstream()
-        if isinstance(subject.network, TransformersNetwork):
-            require_head(subject.network, self.section.tasks)
+        if isinstance(subject.network, ForeignNetwork):
+            subject.network.require_head(self.section.tasks)
         longest = min(section.max_length, subject.positions or section.max_length)
         self.scorer = Scorer(subject.network, subject.precision, max_length=longest, stop=stop)
         self.tokenizer = subject.tokenizer

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from gpas_cli.evaluate.blocks import Blocks
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.evaluate.removal import Subject, both, joined, read_streams
-from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.stream import RANK, effective_rank, hooked, max_to_median, of_block, of_stream
@@ -246,8 +246,8 @@ def _shares(subject: Subject) -> AbstractContextManager[Sequence[Tensor]]:
     """Return the context of a pass that collects the shares of attention on the first token."""
     if isinstance(subject.network, Llama):
         return first_token_shares(subject.network)
-    assert isinstance(subject.network, TransformersNetwork)
-    return attention_to_first(subject.network, subject.blocks)
+    assert isinstance(subject.network, ForeignNetwork)
+    return subject.network.attention_to_first(subject.blocks.attentions)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:

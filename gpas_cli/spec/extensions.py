@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from gpas_cli.extension import extensions, installed
 from gpas_cli.spec.downstream import task_title
@@ -27,8 +28,20 @@ def of_stage(kind: StageKind) -> tuple[str, ...]:
     """Return the extensions that a stage uses, of this package by name, of others by their package; () for others."""
     if kind.origin:
         return (kind.origin.name,) if kind.origin.name in installed() else ()
-    own = next((one for one in extensions().values() if kind.name in one.stages), None)
+    return of_section(kind.name)
+
+
+def of_section(name: str) -> tuple[str, ...]:
+    """Return the extensions of this package that a section of a cell uses."""
+    own = next((one for one in extensions().values() if name in one.stages or name in one.parts), None)
     return (own.name, *own.requires) if own else ()
+
+
+@cache
+def part(name: str) -> Any:
+    """Return the class of a section of a cell that is no stage's, None if the extension that brings it is missing."""
+    places = (one.parts[name] for one in extensions().values() if name in one.parts)
+    return next(map(pkgutil.resolve_name, places), None)
 
 
 @cache

@@ -22,7 +22,7 @@ from gpas_cli.spec import extensions
 from gpas_cli.spec.parse_cell import cell_from
 
 CACHES = [getattr(extension, name) for name in ("extensions", "absent")]
-CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns")]
+CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns", "part")]
 CACHES += [face._make_app, face._get_group]  # the commands that this process has made
 HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL}
 
@@ -59,49 +59,58 @@ def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_what_an_extension_brings_is_what_the_table_says() -> None:
     for name, one in extension.extensions().items():
         assert one.name == name
-        assert {*one.stages, *one.commands, *one.curves} == {*IN_WHEEL[name]}
+        assert {*one.stages, *one.parts, *one.commands, *one.curves} == {*IN_WHEEL[name]}
 
 
 def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
-    for setting in HEADS[hidden].EXTENSION.stages:
+    head = HEADS[hidden].EXTENSION
+    for setting in (*head.stages, *head.parts):
         whole = cell_from({"size": "71m", "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2}}).to_mapping()
         assert setting not in whole
-        assert cell_from({**whole, setting: None}) == cell_from(whole)
+        unset = None if setting in head.stages else "none"
+        assert cell_from({**whole, setting: unset}) == cell_from(whole)
         with pytest.raises(InvalidExperiments, match=f"'{setting}' needs the extension {hidden}, which"):
             cell_from({**whole, setting: {}})
 
 
-# For each extension that has a stage, sections of cells that have it, and metrics that it records.
+RECIPE = "size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}"
+# For each extension that has a section of cells, cells that have it, and metrics of their last stage.
 USES = {
-    "quantised": ("quantised: {bits: [4]}", {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25}),
+    "quantised": (
+        f"base: {{{RECIPE}, quantised: {{bits: [4]}}}}, axes: {{seed: [1, 2]}}",
+        {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25},
+    ),
     "glue": (
-        "objective: mlm, family: bert, norm: post, glue: {tasks: [ordered], lr: [1e-3], length: 16}",
+        f"base: {{{RECIPE}, objective: mlm, family: bert, norm: post, "
+        "glue: {tasks: [ordered], lr: [1e-3], length: 16}}, axes: {seed: [1, 2]}",
         {"glue_accuracy/ordered": 62.5},
     ),
+    "networks": (
+        "base: {texts: {texts: [stdlib]}}, axes: {network: [one, two]}",
+        {"text_perplexity/stdlib": 7.5},
+    ),
 }
+NETWORKS = "networks:\n" + "".join(f"  {name}: {{hf: org/{name}, revision: {'a' * 40}}}\n" for name in ("one", "two"))
 
 
-def declared(section: str, value: str) -> str:
-    plain = {"size": "tiny", "data": "quickstart", "optim": "{lr: 1e-3, warmup: 1, steps: 40, batch: 2}"}
-    base = ", ".join(f"{name}: {value}" for name, value in plain.items())
-    return tiny(
-        f"  plain: {{base: {{{base}}}, axes: {{seed: [1, 2]}}}}\n"
-        f"  with: {{base: {{{base}, {section}}}, axes: {{seed: [1, 2]}}, "
-        f"table: {{rows: [seed], columns: size, value: {value}}}}}\n"
-    )
+def declared(cells: str, value: str) -> str:
+    rows = "network" if "network" in cells else "seed"
+    table = f"{{rows: [{rows}], columns: size, value: {value}}}"
+    grids = f"  plain: {{base: {{{RECIPE}}}, axes: {{seed: [1, 2]}}}}\n  with: {{{cells}, table: {table}}}\n"
+    return tiny(grids).replace("grids:\n", f"{NETWORKS}grids:\n")
 
 
 @pytest.mark.parametrize("hidden", USES, indirect=True)
 def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
-    section, metrics = USES[hidden]
+    cells, metrics = USES[hidden]
     metric, value = next((name.partition("/")[0], value) for name, value in metrics.items())
     with found_again(hidden):
-        project = Face(tmp_path / "project", declared(section, metric))
+        project = Face(tmp_path / "project", declared(cells, metric))
         project.train_all()
         for entry in project.entries("with"):
-            key = entry.cell.stages[-1].key
-            events = [Started(stage=hidden, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
-            attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=1)
+            kind, key = entry.cell.stages[-1].kind, entry.cell.key
+            events = [Started(stage=kind, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
+            attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=-1)
         assert project("status", "with", "--json").json["cells"][0]["state"] == "done"
         shown = project("table", "plain").out
     for words in ("--help", "plan plain", "status plain", "status", "why plain/s1", "db rebuild --yes"):
@@ -109,7 +118,9 @@ def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
     assert project("table", "plain").out == shown
     for words in ("plan with", "status with", "table with", "run with --yes"):
         said = project(*words.split(), expect=2)
-        assert f"'{hidden}' needs the extension {hidden}, which this installation does not have" in said.err
+        assert (
+            f"'{IN_WHEEL[hidden][0]}' needs the extension {hidden}, which this installation does not have" in said.err
+        )
     with found_again(hidden):
         assert f"{value:.2f}" in project("table", "with").out
 
@@ -120,7 +131,8 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
         gpas(tmp_path, *words)
     with found_again(hidden):
         whole = expand(load(tmp_path / "experiments.yaml"), list(load(tmp_path / "experiments.yaml").grids))
-    needed = {entry.grid for entry in whole if any(stage.kind == hidden for stage in entry.cell.stages)}
+    brought = HEADS[hidden].EXTENSION
+    needed = {entry.grid for entry in whole if {*brought.stages, *brought.parts} & entry.cell.to_mapping().keys()}
     experiments = load(tmp_path / "experiments.yaml")
     assert set(experiments.grids) - set(experiments.available) == needed
     assert [entry.key for entry in expand(experiments, experiments.available)] == [
@@ -128,7 +140,7 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
     ]
 
 
-CALLS = {"campaigns": "run claims", "page": "report", "theory": "theory depth pre-s1"}
+CALLS = {"campaigns": "run claims", "networks": "evaluate here", "page": "report", "theory": "theory depth pre-s1"}
 
 
 @pytest.mark.parametrize("hidden", CALLS, indirect=True)

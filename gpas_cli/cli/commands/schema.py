@@ -38,7 +38,6 @@ DOCUMENTS = {
     "export": "cli.commands.export:ExportedJson",
     "export archive": "cli.commands.export:ArchivedJson",
     "export contribution": "cli.commands.export:ContributedJson",
-    "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.db:SyncedJson",
     "data prepare": "cli.commands.data:PreparedJson",
     "data status": "cli.commands.data:CachesJson",

@@ -12,11 +12,10 @@ from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import importance, layer_statistics
+from gpas_cli.evaluate.blocks import find_blocks
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
-from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
-from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.files import replace_file
@@ -156,8 +155,8 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
         return stage.stop() is not None
 
     if stage.cell.network:
-        opened = open_network(stage)
-        require_head(opened.network, tasks)
+        opened = stage.cell.network.open(stage)
+        opened.network.require_head(tasks)
         name, tokenizer = stage.cell.network.name, opened.tokenizer
         longest = min(max_length, opened.positions or max_length)
         return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest, stop=stopped)
@@ -169,21 +168,6 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
     assert frame is not None
     scorer = Scorer(loaded.network, loaded.precision, max_length=longest, frame=frame, stop=stopped)
     return name, tokenizer, scorer
-
-
-def open_network(stage: StageContext) -> OpenedModel:
-    """Open the network of a cell that was not trained here, and record what it is."""
-    assert stage.cell.network is not None
-    network = stage.cell.network
-    stage.emit(Phase("reading the network", network.source))
-    found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
-    opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
-    facts = found.provenance()
-    what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
-    files = f"weights {facts['weights'][:12]}, other files {facts['files'][:12]}"
-    tokens = f"texts begin with {opened.tokenizer.first}"
-    stage.emit(Phase("opened the network", f"{what}, {files}; {tokens}"))
-    return opened
 
 
 def _take_over(stage: StageContext, sheet: ScoreSheet) -> None:
@@ -269,14 +253,14 @@ def _network_subject(stage: StageContext) -> Subject:
     """Return the network of a cell that was not trained here, with the text that the stage names."""
     assert stage.cell.network is not None
     section = stage.parameters
-    opened = open_network(stage)
+    opened = stage.cell.network.open(stage)
     length = min(section.max_length, opened.positions or section.max_length)
     text = read_text(section.text, stage.root)
     batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)
     on_gpu = opened.precision.device.type == "cuda"
     return Subject(
         network=opened.network,
-        blocks=opened.network.blocks(),
+        blocks=find_blocks(opened.network.inner, opened.network.source, opened.network.probe),
         precision=opened.precision,
         tokenizer=opened.tokenizer,
         name=stage.cell.network.name,

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.blocks import Blocks, find_blocks
+from gpas_cli.evaluate.foreign import ForeignNetwork
+from gpas_cli.extensions.networks.answers import answers_scorer
 from gpas_cli.model.llama import Read
 from gpas_cli.model.packing import Packing
 from gpas_cli.spec.downstream import SQUAD, base_name
@@ -26,17 +27,58 @@ _LATER_TOLERANCE, _HALF_TOLERANCE = 1e-4, 1e-2
 _PROBE_TOKENS = 8
 
 
-class CausalNetwork(nn.Module):
-    """A causal language model of transformers with the call signature of `model.llama.Llama`.
+class _TransformersNetwork(ForeignNetwork):
+    """What both have. answers: the head that maps states to two logits, that a token is the first of the answer and the
+    last; None if there is none."""
 
-    A hook captures the input of the head, so that logits are computed only where they are read.
-    """
+    answers: Any
+    vocab: int
+    answers_scorer = staticmethod(answers_scorer)
+
+    def require_head(self, tasks: Sequence[str]) -> None:
+        for task in tasks:
+            if base_name(task) == SQUAD and self.answers is None:
+                kind = "an architecture ForQuestionAnswering"
+                raise GpasError(f"{task} needs a head for answers ({kind}), and {self.source} has none")
+            if base_name(task) != SQUAD and not self.predicts:
+                only = f"; it can be asked {SQUAD}" if self.answers is not None else ""
+                raise GpasError(f"{task} needs a head that predicts the next token, and {self.source} has none{only}")
+
+    @contextmanager
+    def attention_to_first(self, attentions: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+        found: list[Tensor] = []
+
+        def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if isinstance(weights, Tensor) and weights.dim() == 4:
+                found.append(weights[:, :, 1:, 0].double().mean(1))
+
+        usual = self.inner.config._attn_implementation
+        self.inner.set_attn_implementation("eager")
+        with ExitStack() as stack:
+            stack.callback(self.inner.set_attn_implementation, usual)
+            for attention in attentions:
+                stack.callback(attention.register_forward_hook(keep).remove)
+            yield found
+
+    def _few(self) -> Tensor:
+        """Return a row of tokens to try the network on, (1, time)."""
+        device = next(self.parameters()).device
+        return torch.arange(_PROBE_TOKENS, device=device)[None] % self.vocab
+
+
+class CausalNetwork(_TransformersNetwork):
+    """A causal language model. A hook captures the input of the head, so that logits are computed only where they are
+    read."""
+
+    predicts = True
 
     def __init__(self, inner: Any, source: str):
         """Raises GpasError if the logits are not a linear map of the head's input."""
         super().__init__()
         self.inner = inner
         self.source = source
+        self.answers = None
         head = inner.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
@@ -47,8 +89,6 @@ class CausalNetwork(nn.Module):
         self._check_order()
 
     def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, *unused: object) -> Tensor:
-        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`. It is
-        causal, applies all layers, and is not trained: the further arguments of that are None."""
         assert unused.count(None) == len(unused)
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
         hidden = self._hidden(rows)
@@ -79,13 +119,12 @@ class CausalNetwork(nn.Module):
         finally:
             handle.remove()
 
-    def blocks(self) -> Blocks:
-        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
-        return find_blocks(self.inner, self.source, lambda: self._hidden(_probe(self)))
+    def probe(self) -> Tensor:
+        return self._hidden(self._few())
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        rows = _probe(self)
+        rows = self._few()
         expected = self._call(rows, lambda _head, inputs: None).float()
         found = self(rows).float()
         if not (found - expected).abs().max() <= _HEAD_TOLERANCE * expected.abs().max():
@@ -95,7 +134,7 @@ class CausalNetwork(nn.Module):
 
     @torch.no_grad()
     def _check_order(self) -> None:
-        rows = _probe(self)
+        rows = self._few()
         changed = torch.cat((rows[:, :-1], rows[:, :1]), 1)
         before, after = (self._hidden(one)[:, :-1].float() for one in (rows, changed))
         tolerance = _LATER_TOLERANCE if self._head.weight.dtype == torch.float32 else _HALF_TOLERANCE
@@ -103,10 +142,10 @@ class CausalNetwork(nn.Module):
             raise GpasError(f"{self.source}: its states depend on later tokens, so it does not predict the next token")
 
 
-class Encoder(nn.Module):
-    """A network of transformers of which only the last states are read, and answers to questions where `answers` maps
-    states to two logits: that a token is the first of the answer, and the last.
-    """
+class Encoder(_TransformersNetwork):
+    """A network of which only the last states are read, and answers to questions."""
+
+    predicts = False
 
     def __init__(self, loaded: Any, source: str):
         super().__init__()
@@ -117,11 +156,7 @@ class Encoder(nn.Module):
         self._typed = getattr(loaded.config, "type_vocab_size", 0) > 1
         self.eval()
 
-    def forward(
-        self, tokens: Tensor, packing: Packing | None, read: Callable[[Tensor, None], Any], visible: None = None
-    ) -> Any:
-        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns of the states, as in
-        `Llama.forward`; there is no matrix of a head."""
+    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Any = F.linear, *unused: object) -> Any:
         if packing is None:
             return read(self._states(tokens), None)
         rows = tokens[0][packing.token].view(packing.rows, packing.time)
@@ -137,54 +172,9 @@ class Encoder(nn.Module):
         found: Tensor = self.answers(self._states(rows, attention_mask=mask, **typed))
         return found
 
-    def blocks(self) -> Blocks:
-        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
-        return find_blocks(self.inner, self.source, lambda: self._states(_probe(self)))
+    def probe(self) -> Tensor:
+        return self._states(self._few())
 
     def _states(self, rows: Tensor, **more: Tensor) -> Tensor:
         found: Tensor = self.inner(input_ids=rows, **more).last_hidden_state
         return found
-
-
-TransformersNetwork = CausalNetwork | Encoder
-
-
-@contextmanager
-def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator[list[Tensor]]:
-    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass: a tensor
-    (batch, time - 1) for each layer, the mean over its heads. Nothing where the attention does not give its matrix.
-
-    Rows have no padding. The matrices are computed for this, those of one layer at a time.
-    """
-    found: list[Tensor] = []
-
-    def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
-        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if isinstance(weights, Tensor) and weights.dim() == 4:
-            found.append(weights[:, :, 1:, 0].double().mean(1))
-
-    usual = network.inner.config._attn_implementation
-    network.inner.set_attn_implementation("eager")
-    with ExitStack() as stack:
-        stack.callback(network.inner.set_attn_implementation, usual)
-        for attention in blocks.attentions:
-            stack.callback(attention.register_forward_hook(keep).remove)
-        yield found
-
-
-def _probe(network: TransformersNetwork) -> Tensor:
-    """Return a row of tokens to try a network on, (1, time)."""
-    device = next(network.parameters()).device
-    return torch.arange(_PROBE_TOKENS, device=device)[None] % network.vocab
-
-
-def require_head(network: TransformersNetwork, tasks: Sequence[str]) -> None:
-    """Raise GpasError unless a network has the head that tasks need: for answers, or for the next token."""
-    answers = isinstance(network, Encoder) and network.answers is not None
-    for task in tasks:
-        if base_name(task) == SQUAD and not answers:
-            kind = "an architecture ForQuestionAnswering"
-            raise GpasError(f"{task} needs a head for answers ({kind}), and {network.source} has none")
-        if base_name(task) != SQUAD and isinstance(network, Encoder):
-            only = f"; it can be asked {SQUAD}" if answers else ""
-            raise GpasError(f"{task} needs a head that predicts the next token, and {network.source} has none{only}")
