@@ -108,12 +108,9 @@ def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> T
     available = train.rows(data)
     # Some texts are tokenised only as far as the longest run reads; there is more.
     epochs = 1.0 if data.source in ENDLESS and not train.final else rows / max(1, available)
-    cut = train.cut if data.layout == "pad" else 0.0
-    return TextUsage(data, epochs, cut, _targets(data, validation))
-
-
-def _targets(data: Data, totals: Totals) -> int:
-    return totals.tokens - totals.documents if data.layout == "pad" else totals.rows(data) * data.length
+    padded = data.layout == "pad"
+    targets = validation.tokens - validation.documents if padded else validation.rows(data) * data.length
+    return TextUsage(data, epochs, train.cut if padded else 0.0, targets)
 
 
 def estimate_usage(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.train.precision import Precision
 
 
@@ -32,8 +33,8 @@ class ForeignNetwork(nn.Module):
         """Raise GpasError unless the network has the head that tasks need: for answers, or for the next token."""
         raise NotImplementedError
 
-    def answers_scorer(self, name: str, questions: Sequence[Any], scorer: Any, tokenizer: Tokenizer) -> Any:
-        """Return the TaskScorer of `exact_match` and `f1` of questions, by the Scorer of this network."""
+    def answers_scorer(self, name: str, questions: Sequence[Any], scorer: Any, tokenizer: Tokenizer) -> TaskScorer:
+        """Return what measures `exact_match` and `f1` of questions, by the Scorer of this network."""
         raise NotImplementedError
 
     def attention_to_first(self, attentions: Sequence[nn.Module]) -> AbstractContextManager[list[Tensor]]:

@@ -116,7 +116,7 @@ def _networks(entries: Mapping[str, Part], root: Path, file: File) -> dict[str, 
     extension that they need.
     """
     found: dict[str, Network] = {}
-    kind = part(NETWORK) if entries else None
+    kind: Any = part(NETWORK) if entries else None
     for name, child in entries.items() if kind else ():
         if made := child.instance(kind):
             made, problems = made.declared(root, file.pack.folder if file.pack else None)

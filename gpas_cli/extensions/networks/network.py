@@ -140,10 +140,12 @@ class PinnedNetwork:
             )
 
     def open(self, stage: Any) -> Any:
-        return resolve_name(f"{_OPENING}:open_network")(stage)
+        """Return the loaded network, and record what it is."""
+        return resolve_name(f"{_OPENING}:open_network")(self, stage)
 
     @staticmethod
     def check(folder: Path, translator: bool) -> None:
+        """Raise GpasError unless the network in a folder can be opened."""
         resolve_name(f"{_OPENING}:check")(str(folder), translator)
 
     def with_shape(self, root: Path) -> PinnedNetwork:

@@ -174,10 +174,8 @@ def find_network(network: PinnedNetwork, root: Path, notify: Callable[[str], Non
     return found
 
 
-def open_network(stage: StageContext) -> Opened:
+def open_network(network: PinnedNetwork, stage: StageContext) -> Opened:
     """Open the network that a stage measures, and record what it is."""
-    network = stage.cell.network
-    assert isinstance(network, PinnedNetwork)
     stage.emit(Phase("reading the network", network.source))
     found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
     opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)

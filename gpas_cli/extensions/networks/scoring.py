@@ -91,11 +91,9 @@ def score_external(
 
 
 def _cell(model: ExternalModel, section: Downstream, *, trust_code: bool) -> Cell:
+    network = PinnedNetwork(path=str(model.folder.resolve()), sha256=model.pin, trust_code=trust_code)
     if model.revision:
         network = PinnedNetwork(hf=model.source, revision=model.revision, trust_code=trust_code)
-    else:
-        folder = str(Path(model.source).expanduser().resolve())
-        network = PinnedNetwork(path=folder, sha256=model.pin, trust_code=trust_code)
     return cell_from({NETWORK: plain(network.with_shape(Path())), "downstream": plain(section)})
 
 
