@@ -21,7 +21,8 @@ from gpas_cli.errors import GpasError
 IN_WHEEL: dict[str, tuple[str, ...]] = {
     "campaigns": ("run claims", "run tuned"),
     "glue": ("glue",),
-    "networks": ("network", "evaluate"),
+    "harness": ("lm-evaluation-harness",),
+    "networks": ("network", "squad", "transformers", "evaluate"),
     "page": ("report", "serve"),
     "quantised": ("quantised",),
     "theory": ("theory", "identity_bounds"),
@@ -56,7 +57,8 @@ class Extension:
     stages: Mapping[str, str] = field(default_factory=dict)
     """Name -> the StageKind."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Name of another section of a cell -> the class that is read from it."""
+    """Name of another part that the engine asks for -> the object: of a section of a cell the class that is read from
+    it, of tasks what makes their scorers."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     schedulers: Mapping[str, str] = field(default_factory=dict)

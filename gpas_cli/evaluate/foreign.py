@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.train.precision import Precision
 
 
@@ -31,10 +30,6 @@ class ForeignNetwork(nn.Module):
 
     def require_head(self, tasks: Sequence[str]) -> None:
         """Raise GpasError unless the network has the head that tasks need: for answers, or for the next token."""
-        raise NotImplementedError
-
-    def answers_scorer(self, name: str, questions: Sequence[Any], scorer: Any, tokenizer: Tokenizer) -> TaskScorer:
-        """Return what measures `exact_match` and `f1` of questions, by the Scorer of this network."""
         raise NotImplementedError
 
     def attention_to_first(self, attentions: Sequence[nn.Module]) -> AbstractContextManager[list[Tensor]]:

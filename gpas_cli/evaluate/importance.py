@@ -17,7 +17,6 @@ from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.blocks import WHOLE, Removed
 from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.foreign import ForeignNetwork
-from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
@@ -97,7 +96,7 @@ class _RemovalScores:
                 self._read = {task: task_scorer(task, self.section, self.scorer, self.tokenizer, self.root)}
             with self.blocks.without(removed, task):
                 found = self._read[task]()
-        except (TaskUnavailable, DownstreamMissing, DataError) as error:
+        except (TaskUnavailable, DataError) as error:
             self.unavailable[task] = error
             return None
         (mine,) = (score for score in found if score.metric == measure_of(task))

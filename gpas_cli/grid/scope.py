@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
+from gpas_cli.extension import missing
 from gpas_cli.grid.declared import Scope
 from gpas_cli.grid.include import File
 from gpas_cli.grid.packs import known_packs
@@ -116,9 +117,8 @@ def _networks(entries: Mapping[str, Part], root: Path, file: File) -> dict[str, 
     extension that they need.
     """
     found: dict[str, Network] = {}
-    kind: Any = part(NETWORK) if entries else None
-    for name, child in entries.items() if kind else ():
-        if made := child.instance(kind):
+    for name, child in entries.items() if not missing(NETWORK) else ():
+        if made := child.instance(part(NETWORK)):
             made, problems = made.declared(root, file.pack.folder if file.pack else None)
             for problem in problems:
                 child.report(problem.message, None, *map(str, problem.path))

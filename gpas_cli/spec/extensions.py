@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from gpas_cli.extension import extensions, installed
+from gpas_cli.errors import GpasError
+from gpas_cli.extension import extensions, missing
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
@@ -24,24 +26,24 @@ def stage_kinds() -> dict[str, StageKind]:
     return found
 
 
-def of_stage(kind: StageKind) -> tuple[str, ...]:
-    """Return the extensions that a stage uses, of this package by name, of others by their package; () for others."""
-    if kind.origin:
-        return (kind.origin.name,) if kind.origin.name in installed() else ()
-    return of_section(kind.name)
-
-
-def of_section(name: str) -> tuple[str, ...]:
-    """Return the extensions of this package that a section of a cell uses."""
-    own = next((one for one in extensions().values() if name in one.stages or name in one.parts), None)
-    return (own.name, *own.requires) if own else ()
+def of_cell(cell: Cell) -> tuple[str, ...]:
+    """Return the extensions that a cell uses, sorted: of this package by name, of others by their package."""
+    origins = (cell.model.norm.origin, *(stage.kind.origin for stage in cell.later))
+    found = {origin.name for origin in origins if origin and not origin.source}
+    names = {name for stage in cell.later for name in (stage.kind.name, *stage.parameters.uses())}
+    names |= {NETWORK} if cell.network else set()
+    for one in extensions().values():
+        if not names.isdisjoint((*one.stages, *one.parts)):
+            found |= {one.name, *one.requires}
+    return tuple(sorted(found))
 
 
 @cache
 def part(name: str) -> Any:
-    """Return the class of a section of a cell that is no stage's, None if the extension that brings it is missing."""
-    places = (one.parts[name] for one in extensions().values() if name in one.parts)
-    return next(map(pkgutil.resolve_name, places), None)
+    """Return a part that an extension brings (`Extension.parts`). Raises GpasError if the extension is missing."""
+    if reason := missing(name):
+        raise GpasError(reason)
+    return pkgutil.resolve_name(next(one.parts[name] for one in extensions().values() if name in one.parts))
 
 
 @cache

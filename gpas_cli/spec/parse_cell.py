@@ -55,10 +55,10 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     before = len(problems)
     network = None
     if values.get(NETWORK, "none") != "none":
-        if kind := part(NETWORK):
-            network = _section(kind, NETWORK, values[NETWORK], catalogue.networks, problems)
+        if reason := missing(NETWORK):
+            problems.append(Problem((NETWORK,), reason))
         else:
-            problems.append(Problem((NETWORK,), missing(NETWORK)))
+            network = _section(part(NETWORK), NETWORK, values[NETWORK], catalogue.networks, problems)
         if network is None:
             return None
         values = {**network.described(), **values}

@@ -60,6 +60,10 @@ class Section:
         """Yield what the stage reads besides the cell's text and network."""
         return ()
 
+    def uses(self) -> tuple[str, ...]:
+        """Return the parts of other extensions (`Extension.parts`) that the stage uses."""
+        return ()
+
     def columns(self, metric: str) -> tuple[str, ...]:
         """Return what `metric` is measured on, one column of a table each: tasks, texts, numbers of bits."""
         return ()
@@ -115,7 +119,3 @@ class Network(Protocol):
 
     def open(self, stage: Any) -> Any:
         """Return the network of a StageContext as `evaluate.foreign.Opened`, and record what it is."""
-
-    @staticmethod
-    def check(folder: Path, translator: bool) -> None:
-        """Raise GpasError unless the network in a folder can be opened. A translator has an encoder and a decoder."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import face
 import pytest
@@ -19,6 +20,8 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.spec import extensions
+from gpas_cli.spec.cell import NETWORK
+from gpas_cli.spec.downstream import HARNESS, Downstream
 from gpas_cli.spec.parse_cell import cell_from
 
 CACHES = [getattr(extension, name) for name in ("extensions", "absent")]
@@ -67,7 +70,7 @@ def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
     for setting in (*head.stages, *head.parts):
         whole = cell_from({"size": "71m", "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2}}).to_mapping()
         assert setting not in whole
-        unset = None if setting in head.stages else "none"
+        unset = "none" if setting == NETWORK else None
         assert cell_from({**whole, setting: unset}) == cell_from(whole)
         with pytest.raises(InvalidExperiments, match=f"'{setting}' needs the extension {hidden}, which"):
             cell_from({**whole, setting: {}})
@@ -149,3 +152,13 @@ def test_a_missing_command_is_named(tmp_path: Path, hidden: str) -> None:
     assert f"│ {words[0]} " not in project("--help").out or words[0] == "run"
     assert f"needs the extension {hidden}, which this installation does not have" in project(*words, expect=2).err
     assert not [name for name in project("schema").out.splitlines() if name.startswith(CALLS[hidden])]
+
+
+@pytest.mark.parametrize("hidden", ["harness"], indirect=True)
+def test_a_task_of_the_missing_harness_is_unavailable(hidden: str) -> None:
+    from gpas_cli.evaluate.downstream import task_scorer
+    from gpas_cli.evaluate.tasks import TaskUnavailable
+
+    scorer: Any = None
+    with pytest.raises(TaskUnavailable, match=f"'{HARNESS}' needs the extension {hidden}, which this installation"):
+        task_scorer("piqa", Downstream(tasks=("piqa",)), scorer, scorer, Path())

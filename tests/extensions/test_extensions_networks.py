@@ -10,6 +10,7 @@ from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.extensions.networks.network import PinnedNetwork, digests, pin_of, shape_in
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
+from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 
@@ -148,3 +149,13 @@ def test_parameters_are_counted_in_the_weights(tmp_path: Path, tied: bool) -> No
     assert parameters(cell_of(found)) == pytest.approx(number, rel=0.01)
     (tmp_path / "model-1-of-2.safetensors").write_bytes(b"not a header")
     assert PinnedNetwork(path=".", sha256=PIN).with_shape(tmp_path).parameters == 0
+
+
+def test_a_cell_uses_the_extensions_of_its_network_and_its_tasks() -> None:
+    """So that the code of its jobs has them, and is no other if one that it does not use changes."""
+    own = {"size": "quickstart", "data": "quickstart", "optim": OPTIM}
+    both = {"tasks": ["indent", "piqa"]}
+    assert of_cell(cell_of(HUB)) == ("networks",)
+    assert of_cell(cell_of(HUB, downstream=both)) == ("harness", "networks")
+    assert of_cell(cell_from({**own, "importance": both})) == ("harness",)
+    assert of_cell(cell_from({**own, "downstream": {"tasks": ["indent"]}, "texts": {"texts": ["stdlib"]}})) == ()

@@ -242,7 +242,7 @@ def test_a_folder_without_a_tokenizer_says_what_is_read(tmp_path: Path) -> None:
 def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos: bool) -> None:
     from lm_eval.api.instance import Instance
 
-    from gpas_cli.evaluate.harness_model import HarnessModel
+    from gpas_cli.extensions.harness.model import HarnessModel
 
     opened = open_model(find_model(str(saved(tmp_path / "model", configuration(), bos=bos))))
     scorer = Scorer(opened.network, opened.precision, max_length=48)

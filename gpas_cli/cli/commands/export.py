@@ -20,12 +20,10 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
-from gpas_cli.extension import missing
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
 from gpas_cli.origin.contribution import write_contribution
 from gpas_cli.report.contributed import FOLDER
-from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.extensions import part
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
@@ -207,9 +205,7 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
 def _checked(folder: Path, form: str) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
     try:
-        if (network := part(NETWORK)) is None:
-            raise GpasError(missing(NETWORK))
-        network.check(folder, form == "pegasus")
+        part("transformers")(folder, form == "pegasus")
     except GpasError as error:
         return f"not checked with transformers: {error}"
     return f"transformers {version('transformers')} loads it"

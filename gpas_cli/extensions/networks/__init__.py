@@ -15,7 +15,11 @@ EXTENSION = Extension(
     name="networks",
     about="networks that were not trained here, from a folder or the Hugging Face hub",
     page="how-to/networks.md",
-    parts={"network": f"{_PLACE}.network:PinnedNetwork"},
+    parts={
+        "network": f"{_PLACE}.network:PinnedNetwork",
+        "squad": f"{_PLACE}.answers:answers_scorer",
+        "transformers": f"{_PLACE}.opening:check",
+    },
     commands={
         "evaluate": Command(
             heading="Results",

@@ -38,7 +38,6 @@ _SHAPE_NAMES = {
 }
 # What earlier versions recorded of every network, and what it was of those in folders and on the hub.
 _RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
-_OPENING = "gpas_cli.extensions.networks.opening"  # which imports torch
 _LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
 
 
@@ -141,12 +140,7 @@ class PinnedNetwork:
 
     def open(self, stage: Any) -> Any:
         """Return the loaded network, and record what it is."""
-        return resolve_name(f"{_OPENING}:open_network")(self, stage)
-
-    @staticmethod
-    def check(folder: Path, translator: bool) -> None:
-        """Raise GpasError unless the network in a folder can be opened."""
-        resolve_name(f"{_OPENING}:check")(str(folder), translator)
+        return resolve_name("gpas_cli.extensions.networks.opening:open_network")(self, stage)  # which imports torch
 
     def with_shape(self, root: Path) -> PinnedNetwork:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""

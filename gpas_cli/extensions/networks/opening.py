@@ -187,9 +187,9 @@ def open_network(network: PinnedNetwork, stage: StageContext) -> Opened:
     return opened
 
 
-def check(folder: str, translator: bool) -> None:
+def check(folder: Path, translator: bool) -> None:
     """Raise GpasError unless the network in a folder can be loaded: a translator has an encoder and a decoder."""
-    found = find_model(folder)
+    found = find_model(str(folder))
     if translator:
         _check_translator(found)
     else:

@@ -20,7 +20,7 @@ from gpas_cli.extensions.networks.opening import ExternalModel
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.downstream import Downstream, measure_of
-from gpas_cli.spec.extensions import of_section
+from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources
@@ -120,7 +120,7 @@ def _record(project: Project, cell: Cell, name: str) -> AttemptRecord:
         cadence=Cadence(),
         executor="local",
         created=time.time(),
-        code=current_code(of_section(NETWORK)),
+        code=current_code(of_cell(cell)),
         git=git_facts(Path(gpas_cli.__file__).parent),
         submitter=Author(f"{host}-{os.getpid()}", host, os.getpid()),
         devices=(),

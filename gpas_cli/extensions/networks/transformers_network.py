@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.foreign import ForeignNetwork
-from gpas_cli.extensions.networks.answers import answers_scorer
 from gpas_cli.model.llama import Read
 from gpas_cli.model.packing import Packing
 from gpas_cli.spec.downstream import SQUAD, base_name
@@ -33,7 +32,6 @@ class _TransformersNetwork(ForeignNetwork):
 
     answers: Any
     vocab: int
-    answers_scorer = staticmethod(answers_scorer)
 
     def require_head(self, tasks: Sequence[str]) -> None:
         for task in tasks:
