@@ -38,7 +38,8 @@ test-release: dev
 
 # The tests of networks and trainings on a GPU, which `make test` does not use.
 test-gpu: dev
-	TEST_ON_GPU=1 $(BIN)/python -m pytest tests/model tests/train tests/evaluate -n logical --maxprocesses 4 --dist loadfile
+	TEST_ON_GPU=1 $(BIN)/python -m pytest tests/model tests/train tests/evaluate tests/extensions/test_extensions_networks*.py \
+	  tests/extensions/test_extensions_harness.py -n logical --maxprocesses 4 --dist loadfile
 
 check: dev
 	$(BIN)/ruff check .

@@ -23,7 +23,9 @@ class Brought(NamedTuple):
     """What an extension of this package brings, by name, so that a missing one is named and the others are not read."""
 
     settings: tuple[str, ...] = ()
-    """Sections of cells."""
+    """Stages, and other sections of cells."""
+    parts: tuple[str, ...] = ()
+    """What else the engine asks for by name."""
     commands: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
 
@@ -35,8 +37,10 @@ IN_WHEEL = {
     "export": Brought(commands=("export",)),
     "figures": Brought(commands=("figure",)),
     "glue": Brought(settings=("glue",)),
+    "harness": Brought(parts=("lm-evaluation-harness",)),
     "laws": Brought(commands=("figure envelope", "figure convergence", "figure scaling")),
     "layers": Brought(settings=("importance", "layers")),
+    "networks": Brought(settings=("network",), parts=("squad", "transformers"), commands=("evaluate",)),
     "page": Brought(commands=("report", "serve")),
     "quantised": Brought(settings=("quantised",)),
     "theory": Brought(commands=("theory",), curves=("identity_bounds",)),
@@ -70,6 +74,9 @@ class Extension:
     """The other extensions that it imports. Without one of them, it is missing too."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Name -> the StageKind."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Name of another part that the engine asks for -> the object: of a section of a cell the class that is read from
+    it, of tasks what makes their scorers."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     schedulers: Mapping[str, str] = field(default_factory=dict)
@@ -102,24 +109,27 @@ def extensions(what: str = "") -> dict[str, Extension]:
     what: "settings", "commands" or "curves" for those that bring any.
     """
     names = [name for name, brought in IN_WHEEL.items() if not what or getattr(brought, what)]
-    return {name: head for name in names if (head := _head(name)) and not _lost(name)}
+    return {name: one for name in names if (one := head(name)) and not _lost(name)}
 
 
 @cache
-def _head(name: str) -> Extension | None:
+def head(name: str) -> Extension | None:
+    """Return the head of an extension of this package, None if it is missing or there is none of this name."""
+    if name not in IN_WHEEL:
+        return None
     try:
-        head: Extension = import_module(f"{_PACKAGE}.{name}").EXTENSION
+        found: Extension = import_module(f"{_PACKAGE}.{name}").EXTENSION
     except ModuleNotFoundError as error:
         if not f"{_PACKAGE}.{name}".startswith(error.name or "?"):
             raise
         return None
-    return head
+    return found
 
 
 def _lost(name: str) -> str:
     """Return the extension for want of which this one cannot be used: itself or one that it requires, "" if none."""
-    head = _head(name)
-    return name if head is None else next(filter(None, map(_lost, head.requires)), "")
+    one = head(name)
+    return name if one is None else next(filter(None, map(_lost, one.requires)), "")
 
 
 @cache
@@ -165,15 +175,22 @@ def folder_of(package: str) -> Path:
 
 
 @cache
-def absent(what: str) -> dict[str, str]:
-    """Return the "settings", "commands" or "curves" of missing extensions of this package, with these extensions."""
-    brought = {one: getattr(IN_WHEEL[one], what) for one in IN_WHEEL}
-    return {name: lost for one, names in brought.items() if names and (lost := _lost(one)) for name in names}
+def absent() -> dict[str, str]:
+    """Return the settings of missing extensions of this package, with these extensions."""
+    named = {one: own.settings for one, own in IN_WHEEL.items() if own.settings}
+    return {name: lost for one, names in named.items() if (lost := _lost(one)) for name in names}
 
 
-def missing(name: str, what: str = "settings") -> str:
-    """Return the sentence that says which missing extension a setting, command or curve needs, "" if it needs none."""
-    needed = absent(what).get(name, "")
+def owner(name: str, *what: str) -> str:
+    """Return the extension of this package that brings a setting, a part or `what` of this name, "" if none does."""
+    groups = what or ("settings", "parts")
+    return next((one for one, own in IN_WHEEL.items() if any(name in getattr(own, group) for group in groups)), "")
+
+
+def missing(name: str, *what: str) -> str:
+    """Return the sentence that says which missing extension a name needs, as in `owner`, "" if it needs none."""
+    one = owner(name, *what)
+    needed = one and _lost(one)
     return f"'{name}' needs the extension {needed}, which this installation does not have" if needed else ""
 
 

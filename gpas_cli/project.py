@@ -80,6 +80,12 @@ def utf8_path(path: Path) -> Path:
     return path
 
 
+def hub_cache() -> Path:
+    """Return the folder where huggingface_hub keeps what it downloads."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
 def packaged(name: str) -> Path:
     """Return the path of `experiments.yaml` or `migrations`, in the installed package or at the top of a checkout."""
     package = Path(__file__).parent

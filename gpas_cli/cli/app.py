@@ -142,7 +142,6 @@ COMMANDS = {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
-        "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
     "Data": {"data": "Prepare, list and check tokenised text; import tasks."},
     "Maintain": {

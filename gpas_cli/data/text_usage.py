@@ -20,10 +20,10 @@ from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, 
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
+from gpas_cli.project import hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
 from gpas_cli.spec.downstream import base_name, local_file
-from gpas_cli.spec.network import hub_cache
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -108,12 +108,9 @@ def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> T
     available = train.rows(data)
     # Some texts are tokenised only as far as the longest run reads; there is more.
     epochs = 1.0 if data.source in ENDLESS and not train.final else rows / max(1, available)
-    cut = train.cut if data.layout == "pad" else 0.0
-    return TextUsage(data, epochs, cut, _targets(data, validation))
-
-
-def _targets(data: Data, totals: Totals) -> int:
-    return totals.tokens - totals.documents if data.layout == "pad" else totals.rows(data) * data.length
+    padded = data.layout == "pad"
+    targets = validation.tokens - validation.documents if padded else validation.rows(data) * data.length
+    return TextUsage(data, epochs, train.cut if padded else 0.0, targets)
 
 
 def estimate_usage(

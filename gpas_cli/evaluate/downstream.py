@@ -3,7 +3,7 @@
 Embedded tasks and local files are scored here, with the metrics of lm-evaluation-harness: `acc`, the share of questions
 whose right choice has the largest log p given the context, and `acc_norm`, where log p is divided by the characters of
 the choice. Tasks with generated answers are scored in `evaluate.answers`, all other ones by the harness itself
-(`evaluate.harness`).
+(the extension `harness`).
 
 Texts have perplexities by word and by token, and bits per byte. Documents longer than the network is given at once are
 divided into windows: every token is predicted once, the first of a document after the tokenizer's first token, the
@@ -26,13 +26,14 @@ from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.answers import answers_scorer, generated_scorer
-from gpas_cli.evaluate.harness import official_scorer
+from gpas_cli.evaluate.answers import generated_scorer
 from gpas_cli.evaluate.likelihood import Likelihood, Report, Request, Scorer
-from gpas_cli.evaluate.tasks import NothingFits, TaskScorer
+from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
 from gpas_cli.evaluate.tasks.local import GeneratedTask, MultipleChoice, direct_task
 from gpas_cli.events import Score
-from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
+from gpas_cli.extension import missing
+from gpas_cli.spec.downstream import HARNESS, SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
+from gpas_cli.spec.extensions import part
 from gpas_cli.train.evaluate import perplexity
 
 # Called with the task or text, its place among them (from 0), the requests that are done, and their total.
@@ -95,17 +96,21 @@ def _in_turn(
 
 
 def task_scorer(name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path) -> TaskScorer:
-    """Read a task, and return what scores the network at it. Raises TaskUnavailable or DownstreamMissing."""
+    """Read a task, and return what scores the network at it. Raises TaskUnavailable."""
     task = direct_task(name, root)
     limit = section.limit or None
     if task is not None and base_name(name) == SQUAD:
         asked: Sequence[Any] = task.questions()[:limit]
-        return answers_scorer(name, asked, scorer, tokenizer)
+        answering: Callable[..., TaskScorer] = part(SQUAD)
+        return answering(name, asked, scorer, tokenizer)
     if isinstance(task, GeneratedTask) and most_generated(name):
         return generated_scorer(task, scorer, tokenizer, shots=section.shots, limit=limit)
     if isinstance(task, MultipleChoice):
         return choices_scorer(task, scorer, tokenizer, limit=limit)
-    return official_scorer(name, scorer, tokenizer, shots=section.shots, limit=limit)
+    if reason := missing(HARNESS):
+        raise TaskUnavailable(reason)
+    official: Callable[..., TaskScorer] = part(HARNESS)
+    return official(name, scorer, tokenizer, shots=section.shots, limit=limit)
 
 
 def choices_scorer(

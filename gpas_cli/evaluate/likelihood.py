@@ -14,7 +14,6 @@ from torch import Tensor
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.objective import Frame
 from gpas_cli.train.loss import DeviceRows, logits_at_once
@@ -97,7 +96,7 @@ def in_batches(
 
 
 @contextmanager
-def evaluating(network: LanguageModel | Encoder) -> Iterator[None]:
+def evaluating(network: LanguageModel) -> Iterator[None]:
     """Put a network into the mode of evaluations inside the context, without gradients."""
     training = network.training
     network.eval()
@@ -111,7 +110,7 @@ def evaluating(network: LanguageModel | Encoder) -> Iterator[None]:
 class Scorer:
     """Computes log-likelihoods with one network.
 
-    `network` is an Encoder where only answers are scored; its layers may be changed between calls. Rows are cut on the
+    Its layers may be changed between calls. Rows are cut on the
     left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most `tokens_at_once`
     tokens, padding included, are computed together, which changes no likelihood beyond rounding. `frame` is around
     each context, and its ids count in `max_length`. Once `stop` returns true, scoring ends with ScoringStopped.
@@ -120,7 +119,7 @@ class Scorer:
 
     def __init__(
         self,
-        network: LanguageModel | Encoder,
+        network: LanguageModel,
         precision: Precision,
         *,
         max_length: int,

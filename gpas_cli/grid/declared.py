@@ -356,7 +356,7 @@ def sections_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
 
 def lacking(grids: Mapping[str, Grid], grid: Grid) -> str:
     """Return which missing extension the cells of a grid need, as a sentence; "" if none."""
-    return next(filter(None, map(missing, sections_of(grids, grid))), "") if absent("settings") else ""
+    return next(filter(None, map(missing, sections_of(grids, grid))), "") if absent() else ""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def interpret(
     unloaded = any(problem.path == _PLUGINS for problem in problems)
     profile = read_site(site, problems)
     scopes = read_scopes(main, Plugin(schemes, kinds), profile)
-    stages = (*scopes[main].catalogue.later_stages, *absent("settings"))
+    stages = (*scopes[main].catalogue.later_stages, *absent())
     declared = main.visible("grids")
     if not declared and isinstance(root.value, dict) and not unread:
         main.parts["grids"].report("has no grid; declare at least one, or include a paper")

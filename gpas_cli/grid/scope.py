@@ -1,22 +1,25 @@
 """What the settings of a file's grids may refer to, and what they have by default (`Scope`)."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
+from gpas_cli.extension import missing
 from gpas_cli.grid.declared import Scope
 from gpas_cli.grid.include import File
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.grid.resources import ALL, read_resources
 from gpas_cli.grid.settings import Entries, Part, children
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.extensions import part
 from gpas_cli.spec.model import SIZES, Size
-from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.plugins import Plugin
+from gpas_cli.spec.section import Network
 
 _T = TypeVar("_T")
 
@@ -110,35 +113,17 @@ def _named(
 def _networks(entries: Mapping[str, Part], root: Path, file: File) -> dict[str, Network]:
     """Return the networks of a file, with the shapes of their folders; networks without a pin are reported.
 
-    root: the folder of experiments.yaml. The networks of a pack lie in its own folder.
+    root: the folder of experiments.yaml. The networks of a pack lie in its own folder. They are not read without the
+    extension that they need.
     """
     found: dict[str, Network] = {}
-    for name, child in entries.items():
-        made = child.instance(Network)
-        if made is None:
-            continue
-        if file.pack and made.path:
-            made = replace(made, path=str(file.pack.folder / made.path))
-        problems = [*made.problems(), *_pin_problems(made, root)]
-        for problem in problems:
-            child.report(problem.message, None, *map(str, problem.path))
-        if not problems:
-            found[name] = made.with_shape(root)
+    for name, child in entries.items() if not missing(NETWORK) else ():
+        if made := child.instance(part(NETWORK)):
+            made, problems = made.declared(root, file.pack.folder if file.pack else None)
+            for problem in problems:
+                child.report(problem.message, None, *map(str, problem.path))
+            found |= {} if problems else {name: made}
     return found
-
-
-def _pin_problems(network: Network, root: Path) -> Iterator[Problem]:
-    """Yield a problem if a folder has no digest, with the one that its files have now."""
-    if not network.path or network.sha256 or network.hf:
-        return
-    folder = network.folder(root)
-    if not folder.is_dir():
-        yield Problem(("path",), f"there is no folder {folder}")
-        return
-    try:
-        yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
-    except OSError as error:
-        yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
 
 
 def _check_recipes(recipes: Mapping[str, Part], sizes: Collection[str]) -> None:

@@ -14,13 +14,12 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
 from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.project import Project
+from gpas_cli.project import Project, hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, predicted
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.model import SIZES, Size
-from gpas_cli.spec.network import hub_cache
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.structure import FLAT
@@ -303,7 +302,7 @@ def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized:
     left = sum(left for _, left, _ in written)
     peak = left + sum(sorted((peak - left for _, left, peak in written), reverse=True)[:at_once])
     texts = missing_texts(requirements(job.cell for job in jobs if job.kind == PRETRAIN), project.cache, root)
-    networks = {job.cell.network: job.cell for job in jobs if job.cell.network and job.cell.network.hf}
+    networks = {job.cell.network: job.cell for job in jobs if job.cell.network and not job.cell.network.path}
     absent = [one.parameters or parameters(cell) for one, cell in networks.items() if not one.folder(root).exists()]
     download = sum(text.download for text in texts) + 2 * sum(absent)  # most repositories have two bytes a weight
     tokens = sum(2 * text.tokens for text in texts)

@@ -8,7 +8,7 @@ from typing import Any
 from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell, Stage
-from gpas_cli.spec.extensions import of_stage
+from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, TextDemand
 
@@ -49,11 +49,8 @@ class StageJob:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The extensions that the job executes: those of its stages, and of a scheme from another package."""
-        scheme = self.cell.model.norm.origin
-        of_scheme = (scheme.name,) if scheme and not scheme.source else ()
-        later = self.cell.needed_by(self.kind).later
-        return tuple(sorted({*of_scheme, *(name for stage in later for name in of_stage(stage.kind))}))
+        """The extensions that the job executes."""
+        return of_cell(self.cell.needed_by(self.kind))
 
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import LocalAmounts, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
-from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.section import Input
@@ -31,7 +29,7 @@ from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView, facts_of
-from gpas_cli.words import abbreviated, listed
+from gpas_cli.words import listed
 
 
 class Texts:
@@ -66,7 +64,9 @@ class Texts:
         reasons = dict.fromkeys(self._reason_of(cell.seedless) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
         found = (self._skipped(cells), _rows_at_zero(cells), self._foreseen(cells))
-        return [*absences, *chain.from_iterable(found), *_unknown_shapes(cells)]
+        networks = {cell.network: parameters(cell) for cell in cells if cell.network}
+        unknown = (network.warnings(number) for network, number in networks.items())
+        return [*absences, *chain.from_iterable((*found, *unknown))]
 
     def _skipped(self, cells: Iterable[Cell]) -> Iterator[str]:
         """Yield why jobs will skip some of what the cells' later stages measure."""
@@ -145,18 +145,6 @@ def _reasons(project: Project, inputs: Iterable[Input]) -> dict[Input, str]:
     return {one: pkgutil.resolve_name(one.reason)(one.value, project.cache, root) for one in inputs}
 
 
-def _unknown_shapes(cells: Iterable[Cell]) -> Iterator[str]:
-    """Yield a warning for each network whose shape, and so its cost, is not known yet."""
-    unknown = {
-        cell.network: cell for cell in cells if cell.network and not (cell.network.layers and cell.network.hidden)
-    }
-    for network, cell in unknown.items():
-        yield (
-            f"{network.source}: its shape is unknown until it is on this machine, and the estimate is for "
-            f"{abbreviated(parameters(cell))} parameters; give it layers, hidden, ffn and vocab"
-        )
-
-
 def _rows_at_zero(cells: Iterable[Cell]) -> Iterator[str]:
     """Yield a warning for each tokenizer whose last id keeps a row of zeros, although the text may have it."""
     kept = (cell for cell in cells if cell.model.init.zero_last_row and cell.data.uses_last_id)
@@ -173,15 +161,6 @@ def _placed(reason: str, declared: Declared | None) -> str:
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
-def network_absence(network: Network, cache: Path, root: Path) -> str:
-    """Return why a network that was not trained here cannot be opened on this machine, "" if no reason is known."""
-    if find_spec("transformers") is None:
-        return "network: transformers, which opens it, is not installed: pip install 'gpas-cli[export]'"
-    if network.path and not (folder := network.folder(root)).is_dir():
-        return f"network: there is no folder {folder}"
-    return ""
-
-
 def _read_by(cell: Cell) -> Iterator[Input]:
     """Yield the cell's text, its tokenizer's mask token and what its later stages read; or the network that it has in
     place of a training, and what is measured of it.
@@ -189,7 +168,7 @@ def _read_by(cell: Cell) -> Iterator[Input]:
     Fields that do not identify them have their defaults.
     """
     if cell.network:
-        yield Input(cell.network, "gpas_cli.plan.texts:network_absence")
+        yield from cell.network.inputs()
     else:
         usual, unread = Data(), ("length", "layout", "documents", "batches", "eval_tokens")
         data = replace(cell.data, **{name: getattr(usual, name) for name in unread})

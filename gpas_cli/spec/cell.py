@@ -17,9 +17,8 @@ from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import CAUSAL
-from gpas_cli.spec.section import Section
+from gpas_cli.spec.section import Network, Section
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 _KEY_VERSION = "gpas-cell-1"

@@ -16,7 +16,7 @@ import bisect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 from gpas_cli.spec.data import Data
@@ -319,10 +319,7 @@ def fitting_rows(
 
     Micro-batches of about equal size: 256 and 256 of 512 rows, not 501 and 11, which takes longer and all the memory.
     """
-
-    def needed(rows: int) -> int:
-        return _update_bytes(cell, rows, strategy=strategy, recompute=recompute, logits=logits)
-
+    needed = partial(_update_bytes, cell, strategy=strategy, recompute=recompute, logits=logits)
     fitting = max(1, bisect.bisect_right(range(1, most + 1), free, key=needed))
     return math.ceil(most / math.ceil(most / fitting))
 

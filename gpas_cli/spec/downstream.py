@@ -27,6 +27,7 @@ LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
 _LOCAL_QUESTIONS = (2000, 300_000.0)
 EMBEDDED_QUESTIONS = 1200
 SQUAD = "squad"  # answered by encoders with a head for answers
+HARNESS = "lm-evaluation-harness"  # the part of an extension that scores the tasks that are not read here
 RECALL = "recall"  # the rest of names that occur in the lines before
 TINY_TASKS: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 4}  # of a shrunk cell
 MOST_EXAMPLES = 16  # solved examples that the prompts of a generated task can begin with
@@ -143,6 +144,10 @@ def is_local(task: str) -> bool:
     return "@" in task
 
 
+def _is_official(task: str) -> bool:
+    return not is_local(task) and task not in (*WRITTEN, SQUAD) and not KNOWN_TASKS[task].embedded
+
+
 def local_file(task: str) -> str:
     """Return the path of a local task's questions, relative to the folder of experiments.yaml."""
     return f"tasks/{task}.jsonl"
@@ -183,7 +188,11 @@ def averages(tasks: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 class LocalAmounts(Section):
-    """A section that names files of the user, which estimates of its cost count."""
+    """A section that names tasks, or files of the user, which estimates of its cost count."""
+
+    def uses(self) -> tuple[str, ...]:
+        """Return lm-evaluation-harness if it scores one of the tasks."""
+        return (HARNESS,) if any(map(_is_official, getattr(self, "tasks", ()))) else ()
 
     def amount_of(self, name: str) -> tuple[int, float] | None:
         """Return how many documents and tokens a file has, None if it is not known (`with_amounts`)."""
@@ -244,11 +253,7 @@ class Downstream(LocalAmounts):
                     ("max_length",),
                     f"leaves no room for a question of {task}, whose answers may have {written[task]} tokens",
                 )
-        direct = [
-            task
-            for task in self.tasks
-            if base_name(task) not in WRITTEN and (is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded)
-        ]
+        direct = [task for task in self.tasks if base_name(task) not in WRITTEN and not _is_official(task)]
         if self.shots and direct:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
         elif self.shots > MOST_EXAMPLES and written:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
-from gpas_cli.extension import extensions, installed
+from gpas_cli.errors import GpasError
+from gpas_cli.extension import extensions, head, missing, owner
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
@@ -23,12 +26,24 @@ def stage_kinds() -> dict[str, StageKind]:
     return found
 
 
-def of_stage(kind: StageKind) -> tuple[str, ...]:
-    """Return the extensions that a stage uses, of this package by name, of others by their package; () for others."""
-    if kind.origin:
-        return (kind.origin.name,) if kind.origin.name in installed() else ()
-    own = next((one for one in extensions("settings").values() if kind.name in one.stages), None)
-    return (own.name, *own.requires) if own else ()
+def of_cell(cell: Cell) -> tuple[str, ...]:
+    """Return the extensions that a cell uses, sorted: of this package by name, of others by their package."""
+    origins = (cell.model.norm.origin, *(stage.kind.origin for stage in cell.later))
+    found = {origin.name for origin in origins if origin and not origin.source}
+    names = {name for stage in cell.later for name in (stage.kind.name, *stage.parameters.uses())}
+    names |= {NETWORK} if cell.network else set()
+    owners = filter(None, (head(owner(name)) for name in names))
+    return tuple(sorted(found.union(*((one.name, *one.requires) for one in owners))))
+
+
+@cache
+def part(name: str) -> Any:
+    """Return a part that an extension brings (`Extension.parts`). Raises GpasError if the extension is missing."""
+    if reason := missing(name):
+        raise GpasError(reason)
+    one = head(owner(name))
+    assert one is not None
+    return pkgutil.resolve_name(one.parts[name])
 
 
 @cache

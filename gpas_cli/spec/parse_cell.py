@@ -14,14 +14,15 @@ from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, c
 from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
+from gpas_cli.spec.extensions import part
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
-from gpas_cli.spec.network import RETIRED, Network
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parametrisation import PARAMETRISATIONS, Parametrisation
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
+from gpas_cli.spec.section import Network
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
 
@@ -54,7 +55,10 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     before = len(problems)
     network = None
     if values.get(NETWORK, "none") != "none":
-        network = _section(Network, NETWORK, _without_retired(values[NETWORK]), catalogue.networks, problems)
+        if reason := missing(NETWORK):
+            problems.append(Problem((NETWORK,), reason))
+        else:
+            network = _section(part(NETWORK), NETWORK, values[NETWORK], catalogue.networks, problems)
         if network is None:
             return None
         values = {**network.described(), **values}
@@ -87,13 +91,6 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
     return cell if len(problems) == before else None
-
-
-def _without_retired(network: Any) -> Any:
-    """Return a recorded network without the settings that networks had when small ones were made at run time."""
-    if not isinstance(network, Mapping):
-        return network
-    return {name: value for name, value in network.items() if name not in RETIRED or value != RETIRED[name]}
 
 
 def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:

@@ -1,10 +1,11 @@
-"""What the engine asks of the parameters of a stage after pretraining: the base class of such sections."""
+"""What the engine asks of the parameters of a stage after pretraining, and of a network that was not trained here."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import CellParts
@@ -59,6 +60,10 @@ class Section:
         """Yield what the stage reads besides the cell's text and network."""
         return ()
 
+    def uses(self) -> tuple[str, ...]:
+        """Return the parts of other extensions (`Extension.parts`) that the stage uses."""
+        return ()
+
     def columns(self, metric: str) -> tuple[str, ...]:
         """Return what `metric` is measured on, one column of a table each: tasks, texts, numbers of bits."""
         return ()
@@ -78,3 +83,39 @@ class Section:
     def shrunk(self, cell: CellParts, tiny: Tiny) -> Mapping[str, Any]:
         """Return the settings that differ in the section's tiny form, which runs in seconds."""
         return {}
+
+
+class Network(Protocol):
+    """A network in place of a cell's training, read from a section of the cell: a frozen dataclass.
+
+    source: what messages call it. name: that in events. path: its folder, "" if its files are downloaded. precision: of
+    its weights, None if that depends on how they are stored. layers, parameters: their numbers, 0 if unknown.
+    """
+
+    source: str
+    name: str
+    path: str
+    precision: str | None
+    layers: int
+    parameters: int
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what identifies the network's numbers, for keys."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the parts of a cell that stand for the network in estimates of the cost."""
+
+    def declared(self, root: Path, pack: Path | None) -> tuple[Self, list[Problem]]:
+        """Return the network as it is declared in the folder `root` or in that of a pack, and what is wrong with it."""
+
+    def folder(self, root: Path) -> Path:
+        """Return the folder of its files on this machine, which may not exist yet."""
+
+    def inputs(self) -> Iterable[Input]:
+        """Yield what must be there to open it."""
+
+    def warnings(self, parameters: int) -> Iterable[str]:
+        """Yield warnings about an estimate of its cost, which is for this number of parameters."""
+
+    def open(self, stage: Any) -> Any:
+        """Return the network of a StageContext as `evaluate.foreign.Opened`, and record what it is."""

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from gpas_cli.checkpoints import path_of, step_of
 from gpas_cli.errors import GpasError
 from gpas_cli.events import KINDS, Evaluation, Event, Score, TextFacts
+from gpas_cli.extension import missing
 from gpas_cli.spec.cell import NETWORK
-from gpas_cli.spec.network import Network
+from gpas_cli.spec.extensions import part
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import final_step
 from gpas_cli.store.journal import read, stretches
@@ -115,11 +116,13 @@ def scores_of(runs: Path, keys: Iterable[str], name: str) -> list[Score]:
 def scoring_identity(stage: str, parents: Sequence[str], cell: Mapping[str, Any]) -> str:
     """Return what a stage that was recorded with `cell` has in common with those that differ from it in their tasks
     alone: the kind, the network and the settings."""
-    network = cell.get(NETWORK) or {}
-    known = {field.name: network[field.name] for field in fields(Network) if field.name in network}
+    network = cell.get(NETWORK)
+    if network and not missing(NETWORK):
+        kind = part(NETWORK)
+        network = kind(**{own.name: network[own.name] for own in fields(kind) if own.name in network}).identity()
     section = cell.get(stage) or {}
     settings = {name: value for name, value in section.items() if name != "tasks"}
-    return json.dumps([stage, parents, known and Network(**known).identity(), settings], sort_keys=True)
+    return json.dumps([stage, parents, network, settings], sort_keys=True)
 
 
 def checkpoint_code(runs: Path, key: str) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from exporting import CPU, Room, needs_harness
 from local_documents import score_local, write
-from test_evaluate_harness import DOCUMENTS
+from test_extensions_harness import DOCUMENTS
 from torch import Tensor
 
 from gpas_cli import __version__

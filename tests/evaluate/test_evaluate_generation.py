@@ -19,12 +19,12 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import answers as answering
 from gpas_cli.evaluate.answers import generate, generated_scorer
-from gpas_cli.evaluate.external import find_model, open_model
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import form_of
 from gpas_cli.evaluate.tasks.hub import HubGenerated
 from gpas_cli.evaluate.tasks.local import RecallTask, direct_task, import_task
+from gpas_cli.extensions.networks.opening import find_model, open_model
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, WRITTEN, Downstream, downstream_tokens, metrics_of

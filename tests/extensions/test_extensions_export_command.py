@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.evaluate import external
 from gpas_cli.extensions.export.command import _checked
+from gpas_cli.extensions.networks import opening
 
 
 @pytest.mark.parametrize("form", ["llama", "pegasus"])
 def test_without_transformers_the_output_says_that_it_has_not_read_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr(external, "find_spec", lambda name: None)
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
     said = _checked(tmp_path, form)
     assert said.startswith("not checked with transformers: ")
     assert "not installed: pip install 'gpas-cli[export]'" in said
@@ -22,7 +22,7 @@ def test_without_transformers_the_output_says_that_it_has_not_read_the_folder(
 def test_a_folder_that_transformers_cannot_load_is_named_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr(external, "find_spec", lambda name: "found")
+    monkeypatch.setattr(opening, "find_spec", lambda name: "found")
     assert _checked(tmp_path, form) == (
         f"not checked with transformers: {tmp_path} has no config.json: it is not a folder that transformers loads "
         "(`gpas export`)"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import face
 import pytest
@@ -19,10 +20,12 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.spec import extensions
+from gpas_cli.spec.cell import NETWORK
+from gpas_cli.spec.downstream import HARNESS, Downstream
 from gpas_cli.spec.parse_cell import cell_from
 
-CACHES = [getattr(extension, name) for name in ("_head", "extensions", "absent")]
-CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns")]
+CACHES = [getattr(extension, name) for name in ("head", "extensions", "absent")]
+CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns", "part")]
 CACHES += [face._make_app, face._get_group]  # the commands that this process has made
 HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in IN_WHEEL}
 
@@ -62,50 +65,63 @@ def hidden(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_what_an_extension_brings_is_what_the_table_says() -> None:
     for name, one in extension.extensions().items():
         assert one.name == name
-        assert ({*one.stages}, {*one.commands}, {*one.curves}) == tuple(map(set, IN_WHEEL[name]))
+        assert {*one.stages, *one.parts} == {*IN_WHEEL[name].settings, *IN_WHEEL[name].parts}
+        assert ({*one.commands}, {*one.curves}) == tuple(map(set, IN_WHEEL[name][2:]))
 
 
 def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
-    for setting in HEADS[hidden].EXTENSION.stages:
+    head = HEADS[hidden].EXTENSION
+    for setting in (*head.stages, *head.parts):
         whole = cell_from({"size": "71m", "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2}}).to_mapping()
         assert setting not in whole
-        assert cell_from({**whole, setting: None}) == cell_from(whole)
+        unset = "none" if setting == NETWORK else None
+        assert cell_from({**whole, setting: unset}) == cell_from(whole)
         with pytest.raises(InvalidExperiments, match=f"'{setting}' needs the extension {hidden}, which"):
             cell_from({**whole, setting: {}})
 
 
-# For each extension that has a stage, sections of cells that have it, and metrics that it records.
+RECIPE = "size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}"
+# For each extension that has a section of cells, cells that have it, and metrics of their last stage.
 USES = {
-    "quantised": ("quantised: {bits: [4]}", {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25}),
+    "quantised": (
+        f"base: {{{RECIPE}, quantised: {{bits: [4]}}}}, axes: {{seed: [1, 2]}}",
+        {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25},
+    ),
     "glue": (
-        "objective: mlm, family: bert, norm: post, glue: {tasks: [ordered], lr: [1e-3], length: 16}",
+        f"base: {{{RECIPE}, objective: mlm, family: bert, norm: post, "
+        "glue: {tasks: [ordered], lr: [1e-3], length: 16}}, axes: {seed: [1, 2]}",
         {"glue_accuracy/ordered": 62.5},
     ),
-    "layers": ("layers: {eval_tokens: 100}", {"largest_kurtosis": 3.25}),
+    "layers": (
+        f"base: {{{RECIPE}, layers: {{eval_tokens: 100}}}}, axes: {{seed: [1, 2]}}",
+        {"largest_kurtosis": 3.25},
+    ),
+    "networks": (
+        "base: {texts: {texts: [stdlib]}}, axes: {network: [one, two]}",
+        {"text_perplexity/stdlib": 7.5},
+    ),
 }
+NETWORKS = "networks:\n" + "".join(f"  {name}: {{hf: org/{name}, revision: {'a' * 40}}}\n" for name in ("one", "two"))
 
 
-def declared(section: str, value: str) -> str:
-    plain = {"size": "tiny", "data": "quickstart", "optim": "{lr: 1e-3, warmup: 1, steps: 40, batch: 2}"}
-    base = ", ".join(f"{name}: {value}" for name, value in plain.items())
-    return tiny(
-        f"  plain: {{base: {{{base}}}, axes: {{seed: [1, 2]}}}}\n"
-        f"  with: {{base: {{{base}, {section}}}, axes: {{seed: [1, 2]}}, "
-        f"table: {{rows: [seed], columns: size, value: {value}}}}}\n"
-    )
+def declared(cells: str, value: str) -> str:
+    rows = "network" if "network" in cells else "seed"
+    table = f"{{rows: [{rows}], columns: size, value: {value}}}"
+    grids = f"  plain: {{base: {{{RECIPE}}}, axes: {{seed: [1, 2]}}}}\n  with: {{{cells}, table: {table}}}\n"
+    return tiny(grids).replace("grids:\n", f"{NETWORKS}grids:\n")
 
 
 @pytest.mark.parametrize("hidden", USES, indirect=True)
 def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
-    section, metrics = USES[hidden]
+    cells, metrics = USES[hidden]
     metric, value = next((name.partition("/")[0], value) for name, value in metrics.items())
     with found_again(hidden):
-        project = Face(tmp_path / "project", declared(section, metric))
+        project = Face(tmp_path / "project", declared(cells, metric))
         project.train_all()
         for entry in project.entries("with"):
-            key = entry.cell.stages[-1].key
-            events = [Started(stage=hidden, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
-            attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=1)
+            kind, key = entry.cell.stages[-1].kind, entry.cell.key
+            events = [Started(stage=kind, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
+            attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=-1)
         assert project("status", "with", "--json").json["cells"][0]["state"] == "done"
         shown = project("table", "plain").out
     for words in ("--help", "plan plain", "status plain", "status", "why plain/s1", "db rebuild --yes"):
@@ -113,7 +129,9 @@ def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
     assert project("table", "plain").out == shown
     for words in ("plan with", "status with", "table with", "run with --yes"):
         said = project(*words.split(), expect=2)
-        assert f"'{hidden}' needs the extension {hidden}, which this installation does not have" in said.err
+        assert (
+            f"'{IN_WHEEL[hidden][0]}' needs the extension {hidden}, which this installation does not have" in said.err
+        )
     with found_again(hidden):
         assert f"{value:.2f}" in project("table", "with").out
 
@@ -124,8 +142,8 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
         gpas(tmp_path, *words)
     with found_again(hidden):
         whole = expand(load(tmp_path / "experiments.yaml"), list(load(tmp_path / "experiments.yaml").grids))
-    lost = {name for name, needed in extension.absent("settings").items() if needed == hidden}
-    needed = {entry.grid for entry in whole if lost & {stage.kind for stage in entry.cell.stages}}
+    lost = {name for name, needed in extension.absent().items() if needed == hidden}
+    needed = {entry.grid for entry in whole if lost & entry.cell.to_mapping().keys()}
     experiments = load(tmp_path / "experiments.yaml")
     assert set(experiments.grids) - set(experiments.available) == needed
     assert [entry.key for entry in expand(experiments, experiments.available)] == [
@@ -139,6 +157,7 @@ CALLS = {
     "export": "export pre-s1 out",
     "figures": "figure curves",
     "laws": "figure scaling",
+    "networks": "evaluate here",
     "page": "report",
     "theory": "theory depth pre-s1",
 }
@@ -168,3 +187,13 @@ def test_what_packs_declare_for_a_missing_extension_is_not_read(tmp_path: Path, 
     project("table", "plain")
     with found_again(hidden):
         assert "unknown key 'titel'" in project("table", "plain", expect=2).err
+
+
+@pytest.mark.parametrize("hidden", ["harness"], indirect=True)
+def test_a_task_of_the_missing_harness_is_unavailable(hidden: str) -> None:
+    from gpas_cli.evaluate.downstream import task_scorer
+    from gpas_cli.evaluate.tasks import TaskUnavailable
+
+    scorer: Any = None
+    with pytest.raises(TaskUnavailable, match=f"'{HARNESS}' needs the extension {hidden}, which this installation"):
+        task_scorer("piqa", Downstream(tasks=("piqa",)), scorer, scorer, Path())

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gpas_cli import extension
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.spec import extensions, plugins
+from gpas_cli.spec import plugins
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import equation
 from gpas_cli.spec.norm import SCHEMES
@@ -165,10 +166,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.2\n")
     (facts / "entry_points.txt").write_text("[gpas_cli.extensions]\nweighted = stranger:EXTENSION\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for read_once in (plugins.installed, extensions.installed):
+    for read_once in (plugins.installed, extension.installed):
         read_once.cache_clear()
     yield facts
-    for read_once in (plugins.installed, extensions.installed):
+    for read_once in (plugins.installed, extension.installed):
         read_once.cache_clear()
     sys.modules.pop("stranger", None)
 

@@ -29,7 +29,6 @@ DOCUMENTS = {
     "explain": "cli.commands.explain:ExplainedJson",
     "bench": "cli.commands.bench:MeasuredJson",
     "table": "report.tables.render:TableJson",
-    "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.db:SyncedJson",
     "data prepare": "cli.commands.data:PreparedJson",
     "data status": "cli.commands.data:CachesJson",

@@ -23,7 +23,7 @@ TaskScorer = Callable[..., list[Score]]
 
 
 class TaskUnavailable(GpasError):
-    """A task has no documents to score, for instance because this machine has no network."""
+    """A task cannot be scored: it has no documents, for instance because this machine has no network, or no reader."""
 
 
 class NothingFits(TaskUnavailable):

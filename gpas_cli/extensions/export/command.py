@@ -24,6 +24,7 @@ from gpas_cli.extensions.export.archive import Archive, write_archive
 from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
 from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
+from gpas_cli.spec.extensions import part
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
 from gpas_cli.store.rundir import AttemptDir
@@ -202,14 +203,8 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
 
 def _checked(folder: Path, form: str) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
-    from gpas_cli.evaluate.external import find_model, open_model, open_translator
-
     try:
-        found = find_model(str(folder))
-        if form == "pegasus":
-            open_translator(found)
-        else:
-            open_model(found, trust_code=True)
+        part("transformers")(folder, form == "pegasus")
     except GpasError as error:
         return f"not checked with transformers: {error}"
     return f"transformers {version('transformers')} loads it"

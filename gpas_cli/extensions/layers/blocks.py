@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.transformers_network import TransformersNetwork
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.extensions.layers.stage import SUBLAYERS
 from gpas_cli.model.llama import Llama
 
@@ -232,9 +232,9 @@ def own_blocks(network: Llama) -> Blocks:
     return Blocks(layers, found, joined=network.spec.joined_layers)
 
 
-def blocks_of(network: TransformersNetwork) -> Blocks:
+def blocks_of(network: ForeignNetwork) -> Blocks:
     """Return the blocks of a network that was not trained here. Raises GpasError if its layers are none."""
-    return find_blocks(network.inner, network.source, network.probed)
+    return find_blocks(network.inner, network.source, network.probe)
 
 
 @torch.no_grad()

@@ -14,10 +14,9 @@ from pathlib import Path
 from gpas_cli import words
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.downstream import task_scorer
-from gpas_cli.evaluate.harness import DownstreamMissing
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
-from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.extensions.layers.blocks import WHOLE, Removed
 from gpas_cli.extensions.layers.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
@@ -48,8 +47,8 @@ class _RemovalScores:
         scorer's."""
         self.blocks = subject.blocks
         self.section: Downstream = section.downstream()
-        if isinstance(subject.network, TransformersNetwork):
-            require_head(subject.network, self.section.tasks)
+        if isinstance(subject.network, ForeignNetwork):
+            subject.network.require_head(self.section.tasks)
         longest = min(section.max_length, subject.positions or section.max_length)
         self.scorer = Scorer(subject.network, subject.precision, max_length=longest, stop=stop)
         self.tokenizer = subject.tokenizer
@@ -97,7 +96,7 @@ class _RemovalScores:
                 self._read = {task: task_scorer(task, self.section, self.scorer, self.tokenizer, self.root)}
             with self.blocks.without(removed, task):
                 found = self._read[task]()
-        except (TaskUnavailable, DownstreamMissing, DataError) as error:
+        except (TaskUnavailable, DataError) as error:
             self.unavailable[task] = error
             return None
         (mine,) = (score for score in found if score.metric == measure_of(task))

@@ -49,7 +49,7 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.data.text_documents import ScoredText
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.transformers_network import Encoder
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.events import Emit, Removal
 from gpas_cli.extensions.layers.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.extensions.layers.stage import Importance
@@ -71,14 +71,14 @@ _TOKENS = 4096  # the most tokens of each process whose outputs are compared
 class Subject:
     """The network whose layers are removed, and the text on which its loss is measured.
 
-    network: an Encoder has no loss. name: its name in events. step: the update after
+    network: one without a head for the next token has no loss. name: its name in events. step: the update after
     which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
     once. positions: the most tokens of a row that the network reads, None if it reads any number. loss: the metric of
     its loss. begun: returns the network that its training began with; None if it was not trained here.
     record_verified: emits which shards were compared with their checksums, once the text has been read.
     """
 
-    network: LanguageModel | Encoder
+    network: LanguageModel
     blocks: Blocks
     precision: Precision
     tokenizer: Tokenizer
@@ -378,7 +378,7 @@ class RemovalLosses:
 
     def _loss(self, watch: Watch = unwatched) -> float | None:
         """Return the loss on the text, None of a network without a head for it, while `watch` reads its streams."""
-        if isinstance(self.subject.network, Encoder):
+        if isinstance(self.subject.network, ForeignNetwork) and not self.subject.network.predicts:
             for batch in self.subject.batches:
                 read_streams(self.subject, batch, watch)
             return None

@@ -13,7 +13,7 @@ from gpas_cli.spec.downstream import text_name
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.training import prepare_text
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.scoring import open_network, with_tokens
+from gpas_cli.worker.stages.scoring import with_tokens
 
 
 def run_importance(stage: StageContext) -> Outcome:
@@ -50,7 +50,7 @@ def _network_subject(stage: StageContext) -> Subject:
     """Return the network of a cell that was not trained here, with the text that the stage names."""
     assert stage.cell.network is not None
     section = stage.parameters
-    opened = open_network(stage)
+    opened = stage.cell.network.open(stage)
     length = min(section.max_length, opened.positions or section.max_length)
     text = read_text(section.text, stage.root)
     batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)

@@ -31,13 +31,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpas_cli.evaluate.transformers_network import TransformersNetwork
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
 from gpas_cli.extensions.layers.blocks import Blocks
 from gpas_cli.extensions.layers.removal import Subject, both, joined, read_streams
@@ -247,8 +247,8 @@ def _shares(subject: Subject) -> AbstractContextManager[Sequence[Tensor]]:
     """Return the context of a pass that collects the shares of attention on the first token."""
     if isinstance(subject.network, Llama):
         return first_token_shares(subject.network)
-    assert isinstance(subject.network, TransformersNetwork)
-    return attention_to_first(subject.network, subject.blocks)
+    assert isinstance(subject.network, ForeignNetwork)
+    return subject.network.attention_to_first(subject.blocks.attentions)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -258,26 +258,3 @@ def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
         largest["largest_ks"] = max(distances)
     means = [name for name in (RANK, _SHARE, "block_cosine", "block_update") if name in series]
     return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}
-
-
-@contextmanager
-def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator[list[Tensor]]:
-    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass: a tensor
-    (batch, time - 1) for each layer, the mean over its heads. Nothing where the attention does not give its matrix.
-
-    Rows have no padding. The matrices are computed for this, those of one layer at a time.
-    """
-    found: list[Tensor] = []
-
-    def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
-        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if isinstance(weights, Tensor) and weights.dim() == 4:
-            found.append(weights[:, :, 1:, 0].double().mean(1))
-
-    usual = network.inner.config._attn_implementation
-    network.inner.set_attn_implementation("eager")
-    with ExitStack() as stack:
-        stack.callback(network.inner.set_attn_implementation, usual)
-        for attention in blocks.attentions:
-            stack.callback(attention.register_forward_hook(keep).remove)
-        yield found

@@ -11,9 +11,7 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
-from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
-from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.files import replace_file
@@ -152,8 +150,8 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
         return stage.stop() is not None
 
     if stage.cell.network:
-        opened = open_network(stage)
-        require_head(opened.network, tasks)
+        opened = stage.cell.network.open(stage)
+        opened.network.require_head(tasks)
         name, tokenizer = stage.cell.network.name, opened.tokenizer
         longest = min(max_length, opened.positions or max_length)
         return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest, stop=stopped)
@@ -165,21 +163,6 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
     assert frame is not None
     scorer = Scorer(loaded.network, loaded.precision, max_length=longest, frame=frame, stop=stopped)
     return name, tokenizer, scorer
-
-
-def open_network(stage: StageContext) -> OpenedModel:
-    """Open the network of a cell that was not trained here, and record what it is."""
-    assert stage.cell.network is not None
-    network = stage.cell.network
-    stage.emit(Phase("reading the network", network.source))
-    found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
-    opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
-    facts = found.provenance()
-    what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
-    files = f"weights {facts['weights'][:12]}, other files {facts['files'][:12]}"
-    tokens = f"texts begin with {opened.tokenizer.first}"
-    stage.emit(Phase("opened the network", f"{what}, {files}; {tokens}"))
-    return opened
 
 
 def _take_over(stage: StageContext, sheet: ScoreSheet) -> None:

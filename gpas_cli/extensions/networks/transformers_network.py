@@ -6,7 +6,8 @@ Encoder         has no head for the next token: its streams, and answers to ques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.model.llama import Read
 from gpas_cli.model.packing import Packing
 from gpas_cli.spec.downstream import SQUAD, base_name
@@ -24,17 +26,57 @@ _LATER_TOLERANCE, _HALF_TOLERANCE = 1e-4, 1e-2
 _PROBE_TOKENS = 8
 
 
-class CausalNetwork(nn.Module):
-    """A causal language model of transformers with the call signature of `model.llama.Llama`.
+class _TransformersNetwork(ForeignNetwork):
+    """What both have. answers: the head that maps states to two logits, that a token is the first of the answer and the
+    last; None if there is none."""
 
-    A hook captures the input of the head, so that logits are computed only where they are read.
-    """
+    answers: Any
+    vocab: int
+
+    def require_head(self, tasks: Sequence[str]) -> None:
+        for task in tasks:
+            if base_name(task) == SQUAD and self.answers is None:
+                kind = "an architecture ForQuestionAnswering"
+                raise GpasError(f"{task} needs a head for answers ({kind}), and {self.source} has none")
+            if base_name(task) != SQUAD and not self.predicts:
+                only = f"; it can be asked {SQUAD}" if self.answers is not None else ""
+                raise GpasError(f"{task} needs a head that predicts the next token, and {self.source} has none{only}")
+
+    @contextmanager
+    def attention_to_first(self, attentions: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+        found: list[Tensor] = []
+
+        def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if isinstance(weights, Tensor) and weights.dim() == 4:
+                found.append(weights[:, :, 1:, 0].double().mean(1))
+
+        usual = self.inner.config._attn_implementation
+        self.inner.set_attn_implementation("eager")
+        with ExitStack() as stack:
+            stack.callback(self.inner.set_attn_implementation, usual)
+            for attention in attentions:
+                stack.callback(attention.register_forward_hook(keep).remove)
+            yield found
+
+    def _few(self) -> Tensor:
+        """Return a row of tokens to try the network on, (1, time)."""
+        device = next(self.parameters()).device
+        return torch.arange(_PROBE_TOKENS, device=device)[None] % self.vocab
+
+
+class CausalNetwork(_TransformersNetwork):
+    """A causal language model. A hook captures the input of the head, so that logits are computed only where they are
+    read."""
+
+    predicts = True
 
     def __init__(self, inner: Any, source: str):
         """Raises GpasError if the logits are not a linear map of the head's input."""
         super().__init__()
         self.inner = inner
         self.source = source
+        self.answers = None
         head = inner.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
@@ -45,8 +87,6 @@ class CausalNetwork(nn.Module):
         self._check_order()
 
     def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, *unused: object) -> Tensor:
-        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`. It is
-        causal, applies all layers, and is not trained: the further arguments of that are None."""
         assert unused.count(None) == len(unused)
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
         hidden = self._hidden(rows)
@@ -77,13 +117,12 @@ class CausalNetwork(nn.Module):
         finally:
             handle.remove()
 
-    def probed(self) -> Tensor:
-        """Return the states of a row of tokens, with which the network can be tried."""
-        return self._hidden(_probe(self))
+    def probe(self) -> Tensor:
+        return self._hidden(self._few())
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        rows = _probe(self)
+        rows = self._few()
         expected = self._call(rows, lambda _head, inputs: None).float()
         found = self(rows).float()
         if not (found - expected).abs().max() <= _HEAD_TOLERANCE * expected.abs().max():
@@ -93,7 +132,7 @@ class CausalNetwork(nn.Module):
 
     @torch.no_grad()
     def _check_order(self) -> None:
-        rows = _probe(self)
+        rows = self._few()
         changed = torch.cat((rows[:, :-1], rows[:, :1]), 1)
         before, after = (self._hidden(one)[:, :-1].float() for one in (rows, changed))
         tolerance = _LATER_TOLERANCE if self._head.weight.dtype == torch.float32 else _HALF_TOLERANCE
@@ -101,10 +140,10 @@ class CausalNetwork(nn.Module):
             raise GpasError(f"{self.source}: its states depend on later tokens, so it does not predict the next token")
 
 
-class Encoder(nn.Module):
-    """A network of transformers of which only the last states are read, and answers to questions where `answers` maps
-    states to two logits: that a token is the first of the answer, and the last.
-    """
+class Encoder(_TransformersNetwork):
+    """A network of which only the last states are read, and answers to questions."""
+
+    predicts = False
 
     def __init__(self, loaded: Any, source: str):
         super().__init__()
@@ -115,11 +154,7 @@ class Encoder(nn.Module):
         self._typed = getattr(loaded.config, "type_vocab_size", 0) > 1
         self.eval()
 
-    def forward(
-        self, tokens: Tensor, packing: Packing | None, read: Callable[[Tensor, None], Any], visible: None = None
-    ) -> Any:
-        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns of the states, as in
-        `Llama.forward`; there is no matrix of a head."""
+    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Any = F.linear, *unused: object) -> Any:
         if packing is None:
             return read(self._states(tokens), None)
         rows = tokens[0][packing.token].view(packing.rows, packing.time)
@@ -135,31 +170,9 @@ class Encoder(nn.Module):
         found: Tensor = self.answers(self._states(rows, attention_mask=mask, **typed))
         return found
 
-    def probed(self) -> Tensor:
-        """Return the states of a row of tokens, with which the network can be tried."""
-        return self._states(_probe(self))
+    def probe(self) -> Tensor:
+        return self._states(self._few())
 
     def _states(self, rows: Tensor, **more: Tensor) -> Tensor:
         found: Tensor = self.inner(input_ids=rows, **more).last_hidden_state
         return found
-
-
-TransformersNetwork = CausalNetwork | Encoder
-
-
-def _probe(network: TransformersNetwork) -> Tensor:
-    """Return a row of tokens to try a network on, (1, time)."""
-    device = next(network.parameters()).device
-    return torch.arange(_PROBE_TOKENS, device=device)[None] % network.vocab
-
-
-def require_head(network: TransformersNetwork, tasks: Sequence[str]) -> None:
-    """Raise GpasError unless a network has the head that tasks need: for answers, or for the next token."""
-    answers = isinstance(network, Encoder) and network.answers is not None
-    for task in tasks:
-        if base_name(task) == SQUAD and not answers:
-            kind = "an architecture ForQuestionAnswering"
-            raise GpasError(f"{task} needs a head for answers ({kind}), and {network.source} has none")
-        if base_name(task) != SQUAD and isinstance(network, Encoder):
-            only = f"; it can be asked {SQUAD}" if answers else ""
-            raise GpasError(f"{task} needs a head that predicts the next token, and {network.source} has none{only}")

@@ -64,10 +64,6 @@ _WITHOUT_POOL = patch.dict(os.environ, DISABLE_MULTIPROC="1")
 _NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
 
 
-class DownstreamMissing(GpasError):
-    """lm-evaluation-harness is not installed."""
-
-
 def official_scorer(
     task: str, scorer: Scorer, tokenizer: Tokenizer, *, shots: int = 0, limit: int | None = None
 ) -> TaskScorer:
@@ -76,11 +72,11 @@ def official_scorer(
     For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) each task's.
 
     The harness downloads the documents, or finds them in the cache of `datasets`. `limit`: documents per task. Raises
-    DownstreamMissing without the harness, TaskUnavailable if the documents are unavailable, and GpasError for an
-    unknown task; the scorer, NothingFits if no document fits.
+    TaskUnavailable without the harness or if the documents are unavailable, and GpasError for an unknown task; the
+    scorer, NothingFits if no document fits.
     """
     if find_spec("lm_eval") is None:
-        raise DownstreamMissing(
+        raise TaskUnavailable(
             "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
         )
     with _quiet(), _random_state_kept(), offline_if_unreachable():
@@ -88,7 +84,7 @@ def official_scorer(
 
     def score(progress: Report | None = None) -> list[Score]:
         with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL:
-            from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
+            from gpas_cli.extensions.harness.model import HarnessModel, evaluate_fitting
 
             for each in loaded["tasks"].values():
                 each.set_fewshot_seed(seed=_FEWSHOT_SEED)

@@ -1,4 +1,4 @@
-"""Load networks with `transformers`, from a folder or the Hugging Face hub, for `likelihood.Scorer`."""
+"""Load networks with `transformers`, from a folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ import torch
 from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.tokenizer import CONFIG, Tokenizer
 from gpas_cli.errors import DataError, GpasError, first_line
-from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, TransformersNetwork
+from gpas_cli.evaluate.foreign import Opened
+from gpas_cli.events import Phase
+from gpas_cli.extensions.networks.network import OTHERS, WEIGHTS, PinnedNetwork, digests, pin_of
+from gpas_cli.extensions.networks.transformers_network import CausalNetwork, Encoder
 from gpas_cli.files import parse_json
-from gpas_cli.spec.network import OTHERS, WEIGHTS, Network, digests, pin_of
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.precision import Precision
 from gpas_cli.words import byte_size
+from gpas_cli.worker.stages.context import StageContext
 
 # Networks with these architectures are read as encoders: they have no head that predicts the next token.
 _ENCODER = re.compile(
@@ -150,7 +153,7 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
     return folder, folder.name
 
 
-def find_network(network: Network, root: Path, notify: Callable[[str], None]) -> ExternalModel:
+def find_network(network: PinnedNetwork, root: Path, notify: Callable[[str], None]) -> ExternalModel:
     """Return the network that a cell names; `root` is the folder of experiments.yaml. `notify` gets what takes time.
 
     Raises GpasError as `find_model` does, and if the files of a folder are not those that are pinned.
@@ -171,34 +174,44 @@ def find_network(network: Network, root: Path, notify: Callable[[str], None]) ->
     return found
 
 
-@dataclass(frozen=True)
-class OpenedModel:
-    """A loaded network with its tokenizer. `parameters`: their number. `positions`: as in `ExternalModel`."""
+def open_network(network: PinnedNetwork, stage: StageContext) -> Opened:
+    """Open the network that a stage measures, and record what it is."""
+    stage.emit(Phase("reading the network", network.source))
+    found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
+    opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
+    facts = found.provenance()
+    what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
+    files = f"weights {facts['weights'][:12]}, other files {facts['files'][:12]}"
+    tokens = f"texts begin with {opened.tokenizer.first}"
+    stage.emit(Phase("opened the network", f"{what}, {files}; {tokens}"))
+    return opened
 
-    network: TransformersNetwork
-    precision: Precision
-    tokenizer: Tokenizer
-    parameters: int
-    positions: int | None
+
+def check(folder: Path, translator: bool) -> None:
+    """Raise GpasError unless the network in a folder can be loaded: a translator has an encoder and a decoder."""
+    found = find_model(str(folder))
+    if translator:
+        _check_translator(found)
+    else:
+        open_model(found, trust_code=True)
 
 
-def open_translator(model: ExternalModel) -> Any:
-    """Return the network of transformers with an encoder and a decoder. Raises GpasError if it cannot be loaded."""
+def _check_translator(model: ExternalModel) -> None:
+    """Raise GpasError unless transformers loads a network with an encoder and a decoder."""
     import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
         kind = transformers.AutoModelForSeq2SeqLM
-        loaded, found = kind.from_pretrained(model.folder, output_loading_info=True, local_files_only=True)
+        _, found = kind.from_pretrained(model.folder, output_loading_info=True, local_files_only=True)
     except Exception as error:  # as in `open_model`
         raise GpasError(f"transformers cannot load {model.source}: {first_line(error)}") from error
     if wrong := sorted((*found["missing_keys"], *found["unexpected_keys"])):
         raise GpasError(f"{model.source}: its weights do not match: missing or unexpected {', '.join(wrong[:3])}")
-    return loaded.eval()
 
 
-def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "stored") -> OpenedModel:
+def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "stored") -> Opened:
     """Load the network on the GPU, if there is one, and its tokenizer.
 
     `dtype`: fp32, bf16, or stored: weights in bfloat16 stay so, and others become float32. Raises GpasError if the
@@ -241,7 +254,7 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
             f"transformers cannot load {model.source}: {type(error).__name__}: {first_line(error)}"
         ) from error
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return OpenedModel(network, precision, tokenizer, parameters, model.positions)
+    return Opened(network, precision, tokenizer, parameters, model.positions)
 
 
 def _require_memory(model: ExternalModel, dtype: str) -> None:

@@ -18,11 +18,11 @@ from local_documents import score_local, write
 from gpas_cli.data import hub
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import harness
-from gpas_cli.evaluate.harness import DownstreamMissing, official_scorer
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.events import Score
+from gpas_cli.extensions.harness import scoring as harness
+from gpas_cli.extensions.harness.scoring import official_scorer
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
@@ -256,7 +256,7 @@ def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], fol
 
 @needs_harness
 def test_a_task_that_generates_text_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
-    from gpas_cli.evaluate.harness_model import HarnessModel
+    from gpas_cli.extensions.harness.model import HarnessModel
 
     with pytest.raises(GpasError, match="generate"):
         HarnessModel(*ours).generate_until([])
@@ -281,7 +281,7 @@ def test_without_network_a_task_is_unavailable_at_once(
 
 def test_without_the_harness_an_extra_is_named(ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda _: None)
-    with pytest.raises(DownstreamMissing, match=r"pip install 'gpas-cli\[downstream\]'"):
+    with pytest.raises(TaskUnavailable, match=r"pip install 'gpas-cli\[downstream\]'"):
         official_scorer("piqa", *ours)
 
 
@@ -353,7 +353,7 @@ def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network
 ) -> None:
     from lm_eval.api.instance import Instance
 
-    from gpas_cli.evaluate.harness_model import HarnessModel
+    from gpas_cli.extensions.harness.model import HarnessModel
 
     theirs = backend[name]
     scorer, tokenizer = trained(room, room.cell(**CELLS[name]))

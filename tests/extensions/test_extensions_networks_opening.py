@@ -18,10 +18,11 @@ from gpas_cli.data.text_documents import TextDocument
 from gpas_cli.data.tokenizer import train_bpe
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import requests as text_requests
-from gpas_cli.evaluate.external import OpenedModel, find_model, find_network, open_model
+from gpas_cli.evaluate.foreign import Opened
 from gpas_cli.evaluate.likelihood import Request, Scorer
+from gpas_cli.extensions.networks.network import PinnedNetwork
+from gpas_cli.extensions.networks.opening import find_model, find_network, open_model
 from gpas_cli.model.llama import build
-from gpas_cli.spec.network import Network
 from gpas_cli.train import checkpoint
 
 pytestmark = needs_transformers
@@ -74,7 +75,7 @@ def requests() -> list[Request]:
     return [Request(ids(20), ids(5)) for _ in range(30)]
 
 
-def plain(opened: OpenedModel, request: Request) -> float:
+def plain(opened: Opened, request: Request) -> float:
     row = torch.tensor([request.context + request.continuation], device=opened.precision.device)
     with torch.no_grad():
         logs = torch.log_softmax(opened.network.inner(input_ids=row[:, :-1]).logits[0].float(), -1)
@@ -241,7 +242,7 @@ def test_a_folder_without_a_tokenizer_says_what_is_read(tmp_path: Path) -> None:
 def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos: bool) -> None:
     from lm_eval.api.instance import Instance
 
-    from gpas_cli.evaluate.harness_model import HarnessModel
+    from gpas_cli.extensions.harness.model import HarnessModel
 
     opened = open_model(find_model(str(saved(tmp_path / "model", configuration(), bos=bos))))
     scorer = Scorer(opened.network, opened.precision, max_length=48)
@@ -333,7 +334,7 @@ def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
     with pytest.raises(GpasError, match="an encoder with a decoder"):
         open_model(find_model(str(tmp_path)))
-    monkeypatch.setattr("gpas_cli.evaluate.external.find_spec", lambda _: None)
+    monkeypatch.setattr("gpas_cli.extensions.networks.opening.find_spec", lambda _: None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[export\]'"):
         find_model(str(tmp_path))
 
@@ -364,7 +365,7 @@ def test_weights_that_a_repository_has_twice_are_downloaded_once(
     monkeypatch.setattr("huggingface_hub.snapshot_download", Hub(files, tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org/name").mkdir(parents=True)  # a folder of that name is not the repository
-    network = Network(hf="org/name", revision="0" * 40)
+    network = PinnedNetwork(hf="org/name", revision="0" * 40)
     found = find_network(network, tmp_path, lambda _: None)
     assert {path.name for path in found.folder.iterdir() if path.suffix in (".bin", ".safetensors")} == weights
     assert (found.source, found.revision) == ("org/name", "0" * 40)
@@ -374,11 +375,11 @@ def test_the_cache_of_an_unreachable_hub_is_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("gpas_cli.data.hub._reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     saved(tmp_path / "hub/models--org--name/snapshots" / ("0" * 40), configuration())
-    network = Network(hf="org/name", revision="0" * 40)
+    network = PinnedNetwork(hf="org/name", revision="0" * 40)
     found = find_network(network, tmp_path, lambda _: None)
     assert (found.architecture, found.revision) == ("LlamaForCausalLM", "0" * 40)
     with pytest.raises(GpasError, match="hub: the hub cannot be reached; it is not in the local hub cache either"):
-        find_network(Network(hf="org/name", revision="1" * 40), tmp_path, lambda _: None)
+        find_network(PinnedNetwork(hf="org/name", revision="1" * 40), tmp_path, lambda _: None)
 
 
 def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,4 +391,4 @@ def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
     with pytest.raises(GpasError, match="accept its licence on its page, and set HF_TOKEN"):
-        find_network(Network(hf="org/name", revision="0" * 40), tmp_path, lambda _: None)
+        find_network(PinnedNetwork(hf="org/name", revision="0" * 40), tmp_path, lambda _: None)

@@ -6,7 +6,7 @@ import pytest
 from face import Face
 
 from gpas_cli.errors import Exit
-from gpas_cli.spec.network import digests, pin_of
+from gpas_cli.extensions.networks.network import digests, pin_of
 
 GRIDS = """\
 version: 1

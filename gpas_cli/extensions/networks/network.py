@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from gpas_cli.errors import Problem
 from gpas_cli.files import parse_json
+from gpas_cli.project import hub_cache
 from gpas_cli.spec.parse import setting
+from gpas_cli.spec.section import Input
+from gpas_cli.words import abbreviated
 
 WEIGHTS = (".safetensors", ".bin")
 OTHERS = (".json", ".py", ".model", ".spm", ".tiktoken", ".txt", ".jinja")  # configuration, code and tokenizer
@@ -33,7 +37,7 @@ _SHAPE_NAMES = {
     "vocab": ("vocab_size",),
 }
 # What earlier versions recorded of every network, and what it was of those in folders and on the hub.
-RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
+_RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
 _LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
 
 
@@ -42,8 +46,8 @@ def _fault(pattern: re.Pattern[str], what: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """A network that was not trained here.
+class PinnedNetwork:
+    """A network that was not trained here, a `spec.section.Network`.
 
     hf, revision: a repository of the hub and the commit. path, sha256: a folder, relative to experiments.yaml, and the
     digest of its files. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether
@@ -65,13 +69,25 @@ class Network:
     parameters: int = setting(0, low=0)
     tied: bool = setting(False)
 
+    @staticmethod
+    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` without the settings that networks had when small ones were made at run time."""
+        return {name: value for name, value in values.items() if name not in _RETIRED or value != _RETIRED[name]}
+
     @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
         return self.path or self.hf
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the network as a whole."""
+    def declared(self, root: Path, pack: Path | None) -> tuple[PinnedNetwork, list[Problem]]:
+        """Return the network with the shape of its folder, and what is wrong with it. That of a pack lies in the
+        pack's folder, another one in `root`, the folder of experiments.yaml."""
+        made = replace(self, path=str(pack / self.path)) if pack and self.path else self
+        problems = list(made._problems(root))
+        return made if problems else made.with_shape(root), problems
+
+    def _problems(self, root: Path) -> Iterator[Problem]:
+        """Yield what is wrong with the network as a whole; of a folder without a digest the one that its files have."""
         if bool(self.hf) == bool(self.path):
             yield Problem((), "needs one of hf (a name on the Hugging Face hub) and path (a folder)")
         if self.hf and not self.revision:
@@ -79,6 +95,15 @@ class Network:
         for own, source in (("revision", self.hf), ("sha256", self.path)):
             if getattr(self, own) and not source:
                 yield Problem((own,), f"has no effect on {self.source}")
+        if not self.path or self.sha256 or self.hf:
+            return
+        if not (folder := self.folder(root)).is_dir():
+            yield Problem(("path",), f"there is no folder {folder}")
+            return
+        try:
+            yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
+        except OSError as error:
+            yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
 
     def identity(self) -> dict[str, str]:
         """Return what identifies the network's numbers, for keys."""
@@ -101,7 +126,23 @@ class Network:
         cached = hub_cache() / f"models--{self.hf.replace('/', '--')}" / "snapshots" / self.revision
         return root / Path(self.path).expanduser() if self.path else cached
 
-    def with_shape(self, root: Path) -> Network:
+    def inputs(self) -> Iterator[Input]:
+        """Yield the network itself."""
+        yield Input(self, "gpas_cli.extensions.networks.network:absence")
+
+    def warnings(self, parameters: int) -> Iterator[str]:
+        """Yield a warning if its shape, and so its cost, is not known yet."""
+        if not (self.layers and self.hidden):
+            yield (
+                f"{self.source}: its shape is unknown until it is on this machine, and the estimate is for "
+                f"{abbreviated(parameters)} parameters; give it layers, hidden, ffn and vocab"
+            )
+
+    def open(self, stage: Any) -> Any:
+        """Return the loaded network, and record what it is."""
+        return resolve_name("gpas_cli.extensions.networks.opening:open_network")(self, stage)  # which imports torch
+
+    def with_shape(self, root: Path) -> PinnedNetwork:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""
         folder, found = self.folder(root), dict[str, Any]()
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -145,10 +186,13 @@ def _counted(folder: Path, table: list[int]) -> dict[str, int]:
     return {"parameters": sum(map(math.prod, shapes)), "tied": shapes.count(table) == 1}
 
 
-def hub_cache() -> Path:
-    """Return the folder where huggingface_hub keeps what it downloads."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+def absence(network: PinnedNetwork, cache: Path, root: Path) -> str:
+    """Return why a network cannot be opened on this machine, "" if no reason is known."""
+    if find_spec("transformers") is None:
+        return "network: transformers, which opens it, is not installed: pip install 'gpas-cli[export]'"
+    if network.path and not (folder := network.folder(root)).is_dir():
+        return f"network: there is no folder {folder}"
+    return ""
 
 
 def digests(folder: Path) -> tuple[str, str]:

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 
 import gpas_cli
-from gpas_cli.evaluate.external import ExternalModel
 from gpas_cli.events import Emit, Event, Outcome, Score
+from gpas_cli.extensions.networks.network import PinnedNetwork
+from gpas_cli.extensions.networks.opening import ExternalModel
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.downstream import Downstream, measure_of
-from gpas_cli.spec.network import Network
+from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources
@@ -90,11 +91,9 @@ def score_external(
 
 
 def _cell(model: ExternalModel, section: Downstream, *, trust_code: bool) -> Cell:
+    network = PinnedNetwork(path=str(model.folder.resolve()), sha256=model.pin, trust_code=trust_code)
     if model.revision:
-        network = Network(hf=model.source, revision=model.revision, trust_code=trust_code)
-    else:
-        folder = str(Path(model.source).expanduser().resolve())
-        network = Network(path=folder, sha256=model.pin, trust_code=trust_code)
+        network = PinnedNetwork(hf=model.source, revision=model.revision, trust_code=trust_code)
     return cell_from({NETWORK: plain(network.with_shape(Path())), "downstream": plain(section)})
 
 
@@ -121,7 +120,7 @@ def _record(project: Project, cell: Cell, name: str) -> AttemptRecord:
         cadence=Cadence(),
         executor="local",
         created=time.time(),
-        code=current_code(),
+        code=current_code(of_cell(cell)),
         git=git_facts(Path(gpas_cli.__file__).parent),
         submitter=Author(f"{host}-{os.getpid()}", host, os.getpid()),
         devices=(),

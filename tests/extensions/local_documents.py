@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate import harness
 from gpas_cli.evaluate.likelihood import Report, Scorer
 from gpas_cli.events import Score
+from gpas_cli.extensions.harness import scoring as harness
 
 
 def write(path: Path, documents: Iterable[Mapping[str, Any]]) -> Path:

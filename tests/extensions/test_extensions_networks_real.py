@@ -13,7 +13,7 @@ import torch
 from exporting import needs_transformers
 from stage_runs import new_attempt, run
 
-from gpas_cli.spec.network import Network, digests, pin_of
+from gpas_cli.extensions.networks.network import PinnedNetwork, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_perplexity_of_a_real_text_is_that_of_independent_code(folder: Path) -> None:
-    network = Network(path="net", sha256=pin_of(*digests(folder / "net")))
+    network = PinnedNetwork(path="net", sha256=pin_of(*digests(folder / "net")))
     cell = cell_from({"network": plain(network), "texts": {"texts": ["notes=notes.txt"], "max_length": WINDOW}})
     found = run(cell, new_attempt(folder, cell, "texts"), lambda: None).metrics
     loss, perplexity = by_hand(folder)

@@ -69,7 +69,7 @@ def test_a_rebuilt_database_has_the_scores(face: Face, exported: Path) -> None:
 def test_a_task_without_data_is_named_and_the_others_are_scored(
     face: Face, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpas_cli.evaluate.harness.find_spec", lambda _: None)
+    monkeypatch.setattr("gpas_cli.extensions.harness.scoring.find_spec", lambda _: None)
     said = face("evaluate", str(exported), *TASKS, "indent,piqa", "--json", expect=Exit.INCOMPLETE)
     check("evaluate", said.json)
     assert "1 of 2 tasks not scored (piqa)" in said.json["missing"]

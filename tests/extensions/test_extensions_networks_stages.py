@@ -14,12 +14,12 @@ from stage_runs import new_attempt, run
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import EOS, train_bpe
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.external import find_network, open_model
 from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
 from gpas_cli.extensions.layers.blocks import blocks_of
 from gpas_cli.extensions.layers.removal import text_batches
+from gpas_cli.extensions.networks.network import PinnedNetwork, digests, pin_of
+from gpas_cli.extensions.networks.opening import find_network, open_model
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.outputs import recorded_events
@@ -51,7 +51,7 @@ class Project:
         network.save_pretrained(self.net)
         tokens = train_bpe([(folder / "notes.txt").read_text()] * 3, 299)
         PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=EOS).save_pretrained(self.net)
-        self.network = Network(path="net", sha256=pin_of(*digests(self.net)))
+        self.network = PinnedNetwork(path="net", sha256=pin_of(*digests(self.net)))
 
     def cell(self, **sections: Any) -> Cell:
         return cell_from({"network": plain(self.network), **sections})
@@ -222,7 +222,7 @@ def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> N
     torch.manual_seed(1)
     shape = {"num_hidden_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
     BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **shape)).save_pretrained(project.net)
-    project.network = Network(path="net", sha256=pin_of(*digests(project.net)))
+    project.network = PinnedNetwork(path="net", sha256=pin_of(*digests(project.net)))
     cell = project.cell(importance=TEXT)
     outcome = project.go(cell)
     assert (outcome.outcome, outcome.cause) == ("done", "")

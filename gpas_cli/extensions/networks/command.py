@@ -23,7 +23,7 @@ from gpas_cli.store.refresh import ingest
 from gpas_cli.structure import Number
 
 if TYPE_CHECKING:
-    from gpas_cli.worker.external import ExternalScores
+    from gpas_cli.extensions.networks.scoring import ExternalScores
 
 _DEFAULT_TASKS = "poster"
 
@@ -77,8 +77,8 @@ def evaluate(
     """
     section = _section({"tasks": tasks.split(","), "shots": shots, "limit": limit, "max_length": max_length})
     here = project()
-    from gpas_cli.evaluate.external import find_model
-    from gpas_cli.worker.external import score_external
+    from gpas_cli.extensions.networks.opening import find_model
+    from gpas_cli.extensions.networks.scoring import score_external
 
     with working("reading the network") as say:
         found = find_model(model, revision)

@@ -1,0 +1,14 @@
+"""The extension `harness`: tasks that lm-evaluation-harness reads and scores, by likelihoods of our networks.
+
+scoring   reads a task, and turns the harness's results into scores
+model     the model class through which the harness computes likelihoods
+"""
+
+from gpas_cli.extension import Extension
+
+EXTENSION = Extension(
+    name="harness",
+    about="downstream tasks of EleutherAI's lm-evaluation-harness",
+    page="how-to/score.md",
+    parts={"lm-evaluation-harness": "gpas_cli.extensions.harness.scoring:official_scorer"},
+)

@@ -1,0 +1,31 @@
+"""The extension `networks`: networks that were not trained here, measured like those that were.
+
+network               how experiments.yaml declares one: a folder or a repository of the hub, pinned, and its shape
+opening               finds its files, and loads it with transformers
+transformers_network  the loaded network, called as one of ours
+answers               questions that an encoder answers with spans of a passage
+scoring               the scores of a network that no grid names, for `gpas evaluate`
+"""
+
+from gpas_cli.extension import Command, Extension
+
+_PLACE = "gpas_cli.extensions.networks"
+
+EXTENSION = Extension(
+    name="networks",
+    about="networks that were not trained here, from a folder or the Hugging Face hub",
+    page="how-to/networks.md",
+    parts={
+        "network": f"{_PLACE}.network:PinnedNetwork",
+        "squad": f"{_PLACE}.answers:answers_scorer",
+        "transformers": f"{_PLACE}.opening:check",
+    },
+    commands={
+        "evaluate": Command(
+            heading="Results",
+            about="Score a network that was not trained here at downstream tasks, and record it with its origin.",
+            module=f"{_PLACE}.command",
+        )
+    },
+    documents={"evaluate": f"{_PLACE}.command:EvaluatedJson"},
+)
