@@ -66,10 +66,6 @@ class Extension:
     """The head of an extension: what it adds to the engine, as data. References are "module:name"."""
 
     name: str
-    about: str
-    """One line: what it is for."""
-    page: str = ""
-    """Its page in docs/."""
     requires: tuple[str, ...] = ()
     """The other extensions that it imports. Without one of them, it is missing too."""
     stages: Mapping[str, str] = field(default_factory=dict)

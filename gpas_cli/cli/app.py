@@ -146,7 +146,7 @@ COMMANDS = {
     "Data": {"data": "Prepare, list and check tokenised text; import tasks."},
     "Maintain": {
         "sync": "Read new journal events from run directories into the database. Other commands do so automatically.",
-        "db": "Upgrade, check, rebuild, back up, export or merge results databases.",
+        "db": "Upgrade, check, rebuild, back up or merge results databases.",
         "gc": "Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.",
         "doctor": "Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.",
         "trust": "Allow plugins and jobs in folders that another user owns or can write to.",

@@ -39,14 +39,6 @@ class _Defect:
 
 
 @dataclass(frozen=True)
-class ParquetFile:
-    """A file with the rows of one table of the database."""
-
-    path: Path
-    rows: int
-
-
-@dataclass(frozen=True)
 class _Survey:
     """A journal read to its end: the number of events, the offset after them, damaged lines and missing events."""
 

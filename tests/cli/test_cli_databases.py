@@ -65,7 +65,6 @@ READERS = {
     "gc": [""],
     "db check": [""],
     "db upgrade": [""],
-    "db export": ["tables"],
     "db rebuild": ["--yes"],
 }
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
@@ -124,7 +123,6 @@ def test_both_databases_agree(face: Face, postgres_url: str, tmp_path: Path, mon
 
 def _written(folder: Path) -> Iterator[Path]:
     yield from folder.glob("report.html")
-    yield from folder.glob("tables/*.parquet")
 
 
 def _project(face: Face) -> str:

@@ -196,4 +196,4 @@ def work(place: Path) -> None:
         release_claim(runs, job["key"], place.name, index)
 
 
-EXTENSION = Extension(name="line", about="a line of jobs", schedulers={"line": "line_scheduler:LineScheduler"})
+EXTENSION = Extension(name="line", schedulers={"line": "line_scheduler:LineScheduler"})

@@ -153,7 +153,7 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
 
 HEAD = """
 from gpas_cli.extension import Extension
-EXTENSION = Extension(name="weighted", about="weights", schemes={"weighted": "stranger:Weighted"})
+EXTENSION = Extension(name="weighted", schemes={"weighted": "stranger:Weighted"})
 """
 
 

@@ -11,13 +11,11 @@ from gpas_cli.cli.console import confirm, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson
-from gpas_cli.errors import Exit, GpasError
-from gpas_cli.permissions import explain
-from gpas_cli.project import utf8_path
+from gpas_cli.errors import Exit
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync as read_new
-from gpas_cli.store.refresh import ingest, results_of
+from gpas_cli.store.refresh import ingest
 from gpas_cli.store.session import connect
 from gpas_cli.words import count, listed, verb
 
@@ -56,7 +54,7 @@ def _names(stages: Sequence[MergedStage]) -> str:
     return listed([stage.name for stage in stages], _NAMED)
 
 
-app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check, rebuild, back up or merge results databases.", no_args_is_help=True)
 
 
 class CheckedDatabaseJson(DocumentJson):
@@ -76,12 +74,6 @@ class BackedUpJson(DocumentJson):
     """`gpas db backup --json` and `gpas db upgrade --json`."""
 
     backup: Annotated[Path | None, "the copy that was made; null when the schema was up to date"]
-
-
-class ExportedTablesJson(DocumentJson):
-    """`gpas db export --json`."""
-
-    files: Sequence[maintenance.ParquetFile]
 
 
 class MergedJson(DocumentJson):
@@ -149,28 +141,6 @@ def backup(as_json: AsJson = False) -> None:
     say(f"Backup: {made}")
     if as_json:
         print_json(BackedUpJson(backup=made))
-
-
-@app.command()
-def export(
-    folder: Annotated[Path, typer.Argument(help="The folder to write to; it is created.")], as_json: AsJson = False
-) -> None:
-    """Write the database as Parquet files, one for each table, for pandas, polars, DuckDB or R.
-
-    Example: [bold]gpas db export results[/bold]
-    """
-    from gpas_cli.store.parquet import export_tables
-
-    with results_of(project()) as (engine, problem):
-        warn(problem)
-        try:
-            files = export_tables(engine, utf8_path(folder))
-        except OSError as error:
-            raise GpasError(f"{folder}: the tables cannot be written: {explain(error)}") from error
-    for file in files:
-        say(f"{file.path}: {count(file.rows, 'row')}")
-    if as_json:
-        print_json(ExportedTablesJson(files=files))
 
 
 @app.command()

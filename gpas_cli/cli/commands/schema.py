@@ -38,7 +38,6 @@ DOCUMENTS = {
     "db rebuild": "cli.commands.db:RebuiltJson",
     "db backup": "cli.commands.db:BackedUpJson",
     "db upgrade": "cli.commands.db:BackedUpJson",
-    "db export": "cli.commands.db:ExportedTablesJson",
     "db merge": "cli.commands.db:MergedJson",
     "gc": "cli.commands.gc:OccupiedJson",
     "forget": "cli.commands.cells:ForgottenJson",

@@ -6,8 +6,6 @@ _PLACE = "gpas_cli.extensions.campaigns"
 
 EXTENSION = Extension(
     name="campaigns",
-    about="adaptive seeds for claims, and searches for the best learning rate of each method",
-    page="how-to/claims.md",
     requires=(
         "claims",
         "figures",

@@ -16,8 +16,6 @@ _PLACE = "gpas_cli.extensions.claims"
 
 EXTENSION = Extension(
     name="claims",
-    about="whether the results support what the papers and you claim",
-    page="how-to/claims.md",
     commands={
         "claims": Command(
             heading="Results",

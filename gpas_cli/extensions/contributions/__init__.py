@@ -4,7 +4,5 @@ from gpas_cli.extension import Extension
 
 EXTENSION = Extension(
     name="contributions",
-    about="the results of others in the tables of papers",
-    page="how-to/results.md",
     beside=("gpas_cli.extensions.contributions.contributed:beside",),
 )

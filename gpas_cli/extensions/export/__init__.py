@@ -16,9 +16,7 @@ _COMMAND = "gpas_cli.extensions.export.command"
 
 EXTENSION = Extension(
     name="export",
-    about="networks, archives and records that leave the project",
     requires=("contributions",),
-    page="how-to/exports.md",
     commands={
         "export": Command(
             heading="Results",

@@ -8,7 +8,5 @@ from gpas_cli.extension import Extension
 
 EXTENSION = Extension(
     name="harness",
-    about="downstream tasks of EleutherAI's lm-evaluation-harness",
-    page="how-to/score.md",
     parts={"lm-evaluation-harness": "gpas_cli.extensions.harness.scoring:official_scorer"},
 )

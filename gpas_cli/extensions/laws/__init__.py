@@ -14,8 +14,6 @@ _DRAWS = Command(
 
 EXTENSION = Extension(
     name="laws",
-    about="the loss over sizes, the best of an axis, and how soon a method reaches its base",
-    page="how-to/figures.md",
     requires=("figures",),
     commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), _DRAWS),
     documents={

@@ -14,7 +14,5 @@ _STAGE = "gpas_cli.extensions.layers.stage"
 
 EXTENSION = Extension(
     name="layers",
-    about="the importance of layers, and statistics of their streams",
-    page="how-to/importance.md",
     stages={"importance": f"{_STAGE}:IMPORTANCE", "layers": f"{_STAGE}:LAYERS"},
 )

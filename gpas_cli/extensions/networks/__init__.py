@@ -13,8 +13,6 @@ _PLACE = "gpas_cli.extensions.networks"
 
 EXTENSION = Extension(
     name="networks",
-    about="networks that were not trained here, from a folder or the Hugging Face hub",
-    page="how-to/networks.md",
     parts={
         "network": f"{_PLACE}.network:PinnedNetwork",
         "squad": f"{_PLACE}.answers:answers_scorer",

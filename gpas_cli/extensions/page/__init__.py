@@ -12,8 +12,6 @@ _COMMAND = "gpas_cli.extensions.page.command"
 
 EXTENSION = Extension(
     name="page",
-    about="tables, figures and cells on a page, in a file or live in a browser",
-    page="how-to/report.md",
     requires=(
         "claims",
         "figures",

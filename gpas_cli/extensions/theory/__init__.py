@@ -6,8 +6,6 @@ _COMMAND = "gpas_cli.extensions.theory.command"
 
 EXTENSION = Extension(
     name="theory",
-    about="the papers' theoretical results, computed for a cell",
-    page="explanation/wiring.md",
     requires=("figures",),
     commands={
         "theory": Command(

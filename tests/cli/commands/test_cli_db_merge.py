@@ -1,11 +1,10 @@
-"""`gpas db merge` and `gpas db export`: results travel between projects, with where they come from."""
+"""`gpas db merge`: results travel between projects, with where they come from."""
 
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from face import TRAINED, Face, end
 
@@ -110,23 +109,6 @@ def test_what_cannot_be_merged_is_said(face: Face) -> None:
     assert f"Cannot be read: {done.key}: an attempt.json there is of another stage, '0123456789abcdef'" in said.out
     assert list(all_stages(face.runs)) == []
     assert "no run directories here" in face("db", "merge", str(face.folder / "text"), expect=2).err
-
-
-def test_the_tables_of_the_database_become_parquet_files(face: Face) -> None:
-    face.ended("pre-s1", "done", float("nan"))
-    said = face("db", "export", "out", "--json").json
-    rows = {Path(file["path"]).stem: file["rows"] for file in said["files"]}
-    assert rows.keys() == {"stage", "attempt", "metric", "score", "curve", "layer_curve"}
-    assert rows["stage"] == rows["attempt"] == 1
-    metrics = pq.read_table("out/metric.parquet").to_pylist()
-    assert {row["name"] for row in metrics} >= {"loss", "perplexity"}
-    assert next(row["value"] for row in metrics if row["name"] == "perplexity") != 0
-    (stage,) = pq.read_table("out/stage.parquet").to_pylist()
-    assert json.loads(stage["cell"])["size"]["hidden"] == 16
-    table = pq.read_table("out/attempt.parquet")
-    assert "journal_offset" not in table.column_names
-    assert table.schema.metadata[b"gpas_project"]
-    assert "cannot be written" in face("db", "export", "experiments.yaml", expect=2).err
 
 
 @pytest.mark.parametrize("number", ["001", "002"])
