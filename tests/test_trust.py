@@ -352,7 +352,7 @@ def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeyp
         *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
         *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("history",), ("logs", "pre-s1"), ("top", "small")),
         *(("table", "small"), ("doctor",), ("db", "check"), ("report", "-o", "report.html")),
-        *(("export", "--archive", "small.tar", "small")),
+        ("export", "--archive", "small.tar", "small"),
     )
     for words in commands:
         for said in (toy.said(*words), toy.said(*words, "--json")):
