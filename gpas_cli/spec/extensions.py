@@ -21,8 +21,8 @@ def stage_kinds() -> dict[str, StageKind]:
     places = (place for one in extensions("settings").values() for place in one.stages.values())
     for kind in map(pkgutil.resolve_name, places):
         names = list(found)
-        later = names[names.index(kind.before) :] if kind.before else []
-        found = {**found, kind.name: kind, **{name: found.pop(name) for name in later}}
+        later = {name: found.pop(name) for name in (names[names.index(kind.before) :] if kind.before else ())}
+        found |= {kind.name: kind, **later}
     return found
 
 

@@ -218,3 +218,21 @@ def test_long_examples_are_a_warning(project: tuple[Path, Path]) -> None:
     _, events = run(project, "long", cell({"tasks": ["sst2"], "lr": [0.01], "length": 8, "epochs": 1}))
     warned = [event.message for event in events if isinstance(event, Warned)]
     assert warned == ["sst2: 11 examples are longer than length: 8 and are cut"]
+
+
+def test_what_measures_the_network_comes_after_its_finetuning() -> None:
+    """The keys are those of before there were extensions, as of results that somebody has."""
+    values = {
+        "size": {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280},
+        "data": {"source": "stdlib", "tokenizer": "bpe", "length": 16},
+        "optim": {"lr": 1e-3, "warmup": 1, "steps": 10, "batch": 2},
+        "objective": "mlm",
+        "family": "bert",
+        "norm": "post",
+        "importance": {},
+        "layers": {},
+        "glue": {"tasks": ["ordered"], "lr": [1e-3], "length": 16},
+    }
+    kinds = ("pretrain", "glue", "importance", "layers")
+    keys = ("92a04e4b643ee29b", "4e0603a8b8e8990a", "5b46a46542553f06", "8436c4bf6a078e22")
+    assert [(stage.kind, stage.key) for stage in cell_from(values).stages] == list(zip(kinds, keys, strict=True))

@@ -20,7 +20,7 @@ from gpas_cli.spec.downstream import (
     task_title,
     text_name,
 )
-from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.extensions import main_result, stage_kinds
 from gpas_cli.spec.finetune import _COMMONSENSE_TOKENS, Finetune, finetuning_tokens
 from gpas_cli.spec.parse import own_fields
 from gpas_cli.spec.parse_cell import cell_from
@@ -303,3 +303,9 @@ def test_generated_answers_stand_for_a_stage_without_accuracies() -> None:
     mixed = main_result({"exact_match/recall": 4.0, "accuracy/indent": 30.0})
     assert mixed is not None
     assert mixed[0].name == "accuracy"
+
+
+def test_trainings_come_first_in_the_order_of_stages() -> None:
+    assert list(stage_kinds()) == [
+        *("pretrain", "finetune", "glue", "downstream", "texts", "importance", "quantised", "translation", "layers")
+    ]
