@@ -13,6 +13,9 @@ import pytest
 
 from gpas_cli.cli.app import COMMANDS, TOGETHER
 from gpas_cli.extension import IN_WHEEL, extensions
+from gpas_cli.spec.extensions import stage_kinds
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.objective import OBJECTIVES
 
 PACKAGE = Path(__file__).parents[1] / "gpas_cli"
 FILES = {
@@ -121,6 +124,34 @@ def test_only_what_an_extension_declares_imports_it() -> None:
         if extension(other) and extension(other) not in (extension(module), *declared.get(extension(module), ()))
     }
     assert not breaches
+
+
+def test_the_engine_asks_no_stage_scheme_or_objective_for_its_name() -> None:
+    """What depends on one of them is a hook of its class: an extension's is not in the engine's lists."""
+    known = {*stage_kinds(), *SCHEMES, *OBJECTIVES}
+    declaring = {f"gpas_cli.spec.{name}" for name in ("norm", "stage", "finetune", "objective")}
+    breaches = {
+        f"{module}:{node.lineno} names '{text.value}'"
+        for module in FILES.keys() - declaring
+        if not extension(module)
+        for node in nodes(module)
+        for text in _asked_for(node)
+        if text.value in known
+    }
+    assert not breaches
+
+
+def _asked_for(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the constants that something is compared with, and the sections of a cell that are asked for."""
+    asked: list[ast.AST] = []
+    if isinstance(node, ast.Compare):
+        asked = [node.left, *node.comparators]
+    elif isinstance(node, ast.MatchValue):
+        asked = [node.value]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters":
+        asked = [*node.args]
+    for one in asked:
+        yield from (part for part in ast.walk(one) if isinstance(part, ast.Constant))
 
 
 def test_no_file_imports_itself_through_others() -> None:
