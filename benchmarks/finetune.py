@@ -36,11 +36,7 @@ from gpas_cli.train.loop import Loop
 DEVICE = choose_device()
 UPDATES = 30  # ten draws of 4 of 12 layers: a layer is in none of them with probability 2 %
 PRETRAINING = {"lr": 1e-3, "warmup": 1, "steps": 10}  # not done, but a cell has one
-METHODS = {
-    "full": {"method": "full"},
-    "lisa": {},
-    "reset": {"lisa_state": "reset"},
-}
+METHODS = {"full": {"method": "full"}, "lisa": {}, "reset": {"lisa_state": "reset"}}
 
 
 def loop(method: str, size: str, rows: int, precision: str) -> Loop:
@@ -95,11 +91,7 @@ def main() -> None:
         return
     peaks = {method: memory_of(method, asked) for method in METHODS}
     time, seconds = time_ratio(asked.size, asked.rows, asked.precision, asked.rounds or (6 if asked.quick else 24))
-    ratios = {
-        "time": time,
-        "memory": peaks["lisa"] / peaks["full"],
-        "memory_reset": peaks["reset"] / peaks["full"],
-    }
+    ratios = {"time": time, "memory": peaks["lisa"] / peaks["full"], "memory_reset": peaks["reset"] / peaks["full"]}
     found = {
         "ratios": ratios, "peak_bytes": peaks, "seconds": seconds, "size": asked.size, "rows": asked.rows,
         "precision": asked.precision, "updates": asked.updates, "device": str(DEVICE),

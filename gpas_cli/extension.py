@@ -48,15 +48,15 @@ IN_WHEEL = {
 _PACKAGE = "gpas_cli.extensions"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A command, or a group of commands. module: where its function, or the Typer application `app`, is."""
 
     heading: str
     """The heading in `gpas --help`."""
-    about: str
-    """The first line of its help text."""
     module: str
+    about: str = ""
+    """The first line of its help text; "" of a command in a group."""
     shows_results: bool = False
     """Whether mistakes of tables and claims in experiments.yaml end it."""
 

@@ -155,18 +155,9 @@ COMMANDS = {
 }
 
 # Command -> its module, if that has another name.
-TOGETHER = {
-    **dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"),
-    "train": "run",
-    "sync": "db",
-}
+TOGETHER = {**dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"), "train": "run", "sync": "db"}
 _ENGINE = {
-    name: Command(
-        heading=heading,
-        about=about,
-        module=f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}",
-        shows_results=name in _REPORTING,
-    )
+    name: Command(heading, f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}", about, name in _REPORTING)
     for heading, names in COMMANDS.items()
     for name, about in names.items()
 }

@@ -22,16 +22,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import (
-    SPLITS,
-    Parser,
-    Source,
-    SourceRecord,
-    Survey,
-    SurveyUnknown,
-    file_stamp,
-    side,
-)
+from gpas_cli.data.corpora import SPLITS, Parser, Source, SourceRecord, Survey, SurveyUnknown, file_stamp, side
 from gpas_cli.data.files import TextField, check_file, check_suffix, records_of
 from gpas_cli.errors import DataError, first_line, nearest
 

@@ -96,13 +96,11 @@ class _SpanReader:
         bounds = np.cumsum(np.stack([intact, corrupted], axis=1).ravel())
         pieces = np.split(tokens[:kept], bounds[:-1])
         sentinels = [np.array([self.vocab - 1 - number]) for number in range(len(intact))]
-        mode = [np.array([self._mode(denoiser)])] if self.spec.modes else []
+        first = self.vocab - self.spec.reserved  # of the ids of modes
+        mode = [np.array([first + MODES.index(denoiser.mode)])] if self.spec.modes else []
         seen = [part for pair in zip(pieces[0::2], sentinels, strict=True) for part in pair]
         hidden = [part for pair in zip(sentinels, pieces[1::2], strict=True) for part in pair]
         return np.concatenate([*mode, *seen]), np.concatenate([*hidden, np.array([self.end_id])])
-
-    def _mode(self, denoiser: Denoiser) -> int:
-        return self.vocab - self.spec.reserved + MODES.index(denoiser.mode)
 
 
 def _span_lengths(denoiser: Denoiser, tokens: int, words: Words) -> tuple[Ints, Ints]:

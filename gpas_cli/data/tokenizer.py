@@ -160,10 +160,7 @@ class Tokenizer:
             "split_special_tokens": True,
             **words,
         }
-        return {
-            "tokenizer.json": self.backend.to_str(pretty=True),
-            CONFIG: json.dumps(config, indent=2),
-        }
+        return {"tokenizer.json": self.backend.to_str(pretty=True), CONFIG: json.dumps(config, indent=2)}
 
     def _whole(self, encoding: Encoding, text: str) -> _EncodedDocument:
         return _EncodedDocument([*self._below(encoding.ids), self.eos_id], _size(text))

@@ -173,11 +173,7 @@ class Translations:
 
     @torch.no_grad()
     def of(
-        self,
-        sources: Sequence[str],
-        penalty: float,
-        progress: Report | None = None,
-        stop: Callable[[], bool] = never,
+        self, sources: Sequence[str], penalty: float, progress: Report | None = None, stop: Callable[[], bool] = never
     ) -> list[str]:
         """Return the translations of the sources with a length penalty. Raises ScoringStopped after `stop`."""
         encoded = [self._encoded(source) for source in sources]

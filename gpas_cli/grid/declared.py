@@ -339,11 +339,7 @@ class Experiments:
     @property
     def available(self) -> list[str]:
         """The names of the grids whose cells need no extension that is missing."""
-        return [name for name in self.grids if not self.lacking(name)]
-
-    def lacking(self, name: str) -> str:
-        """Return why the cells of a grid are unknown: the extension that is missing; "" if none is."""
-        return lacking(self.grids, self.grids[name])
+        return [name for name in self.grids if not lacking(self.grids, self.grids[name])]
 
 
 def sections_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope
+from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope, lacking
 from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
 from gpas_cli.grid.packs import including
 from gpas_cli.grid.read import fixed_labels
@@ -71,7 +71,7 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
         if name not in experiments.grids:
             hint = including(name) or nearest(name, experiments.grids)
             raise GpasError(f"no grid '{name}' in {experiments.path.name}; {hint}")
-        if reason := experiments.lacking(name):
+        if reason := lacking(experiments.grids, experiments.grids[name]):
             raise GpasError(f"the cells of '{name}' are unknown: {reason}")
     entries, problems = expanded(experiments, wanted)
     if problems:

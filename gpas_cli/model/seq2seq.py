@@ -268,11 +268,7 @@ class Writer:
         return F.linear(states, decoder.embed_tokens.weight if head is None else head.weight)
 
     def _attended(
-        self,
-        attention: Attention,
-        turns: tuple[Tensor, Tensor] | None,
-        past: tuple[Tensor, Tensor] | None,
-        x: Tensor,
+        self, attention: Attention, turns: tuple[Tensor, Tensor] | None, past: tuple[Tensor, Tensor] | None, x: Tensor
     ) -> Tensor:
         q, k, v = attention.projected(x, None)
         if turns is not None:

@@ -45,10 +45,7 @@ def of_stream(x: Tensor) -> dict[str, Tensor]:
 
 def of_block(x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return cosine and relative update of each token; x, y: (..., d), float32 or float64 -> (...) each."""
-    return {
-        "block_cosine": F.cosine_similarity(x, y, dim=-1),
-        "block_update": (y - x).norm(dim=-1) / x.norm(dim=-1),
-    }
+    return {"block_cosine": F.cosine_similarity(x, y, dim=-1), "block_update": (y - x).norm(dim=-1) / x.norm(dim=-1)}
 
 
 def max_to_median(x: Tensor) -> Tensor:

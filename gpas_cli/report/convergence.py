@@ -20,11 +20,7 @@ Losses = Mapping[str, Sequence[tuple[int, float]]]  # smoothed, by stage key: pa
 
 
 def with_convergence(
-    known: Recorded,
-    is_base: Callable[[Entry], bool],
-    axes: Collection[str],
-    where: object,
-    smooth: Losses,
+    known: Recorded, is_base: Callable[[Entry], bool], axes: Collection[str], where: object, smooth: Losses
 ) -> Recorded:
     """Return `known` with the metrics of each finished training whose base has finished too.
 

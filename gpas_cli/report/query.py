@@ -33,8 +33,7 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
     """Return all attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
     with engine.connect() as connection:
         rows = _rows(
-            connection,
-            select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number),
+            connection, select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number)
         )
         metrics = metrics_in(rows_through(connection), [row["id"] for row in rows])
     return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]

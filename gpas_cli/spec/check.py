@@ -223,10 +223,7 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     if any(share >= 1 for share in shares):
         yield Problem(("gate", "init"), f"{gate.activation}({max(starts):g}) >= 1 turns the residual stream off")
     if not gate.learnable and not gate.from_trained and not any(shares):
-        yield Problem(
-            ("gate", "init"),
-            "a fixed gate at 0 has no effect; set gate: none, gate.init or from_trained",
-        )
+        yield Problem(("gate", "init"), "a fixed gate at 0 has no effect; set gate: none, gate.init or from_trained")
     if gate.learnable and not any(slopes):
         yield Problem(
             ("gate", "activation"),
@@ -372,8 +369,7 @@ def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Pro
         yield Problem(("optim", "mean_rows"), f"{optim.mean_rows} does not divide the batch of {optim.batch}")
     elif optim.mean_rows and data.layout == "pack" and objective.causal:
         yield Problem(
-            ("optim", "mean_rows"),
-            "has no effect with data.layout: pack: all rows have the same number of tokens",
+            ("optim", "mean_rows"), "has no effect with data.layout: pack: all rows have the same number of tokens"
         )
 
 

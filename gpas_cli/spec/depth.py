@@ -475,8 +475,7 @@ def _drop_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
     if depth.average and not 0 <= limit_of(depth, layers, steps) < 1:
         least = layers - (layers + 1) / 2 * mean_progress(depth.gamma, steps, 1, steps)
         yield Problem(
-            ("average",),
-            f"{depth.average:g} is not between {least:.4g} and {layers} layers, as layer drop requires",
+            ("average",), f"{depth.average:g} is not between {least:.4g} and {layers} layers, as layer drop requires"
         )
     elif not depth.average and depth.keep == 1:
         yield Problem(("keep",), "1 keeps every layer in every update; write depth: full")

@@ -116,15 +116,13 @@ class Parametrisation:
         written = f"{{like: {self.kind}, base_hidden: {hidden}{more}}}"
         if not self.base_hidden:
             yield Problem(
-                ("base_hidden",),
-                f"is required: the width on which rates were tuned, as in parametrisation: {written}",
+                ("base_hidden",), f"is required: the width on which rates were tuned, as in parametrisation: {written}"
             )
         else:
             yield from self._head_problems(hidden, heads)
         if self.kind == _COMPLETEP and not self.base_layers:
             yield Problem(
-                ("base_layers",),
-                f"is required: the depth on which rates were tuned, as in parametrisation: {written}",
+                ("base_layers",), f"is required: the depth on which rates were tuned, as in parametrisation: {written}"
             )
         elif self.kind == _MUP and (self.base_layers or self.alpha != 1):
             name = "base_layers" if self.base_layers else "alpha"

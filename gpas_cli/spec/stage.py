@@ -11,12 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
-from gpas_cli.spec.downstream import (
-    Downstream,
-    Texts,
-    downstream_tokens,
-    text_tokens,
-)
+from gpas_cli.spec.downstream import Downstream, Texts, downstream_tokens, text_tokens
 from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.run import Cadence

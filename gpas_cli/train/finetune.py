@@ -31,12 +31,7 @@ _KIND = "finetune"
 
 
 def finetune(
-    cell: Cell,
-    pretrained: Path,
-    paths: RunPaths,
-    emit: Emit,
-    how: Execution,
-    tokenizer: str | None = None,
+    cell: Cell, pretrained: Path, paths: RunPaths, emit: Emit, how: Execution, tokenizer: str | None = None
 ) -> Outcome:
     """Finetune the network of `pretrained`, a checkpoint of the training before, as `cell` declares it. Collective.
 

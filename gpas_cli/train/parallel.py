@@ -319,15 +319,12 @@ def choose_layout(
     strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
     recompute = resources.activation_checkpointing == "blocks"
     if precision.device.type == "cuda":
-        memory = predicted(cell, resources, world.min(_memory(precision.device)), world.size)
+        total = torch.cuda.get_device_properties(precision.device).total_memory
+        memory = predicted(cell, resources, world.min(int(total)), world.size)
         strategy, recompute = memory.strategy, memory.recompute
     if strategy == "hsdp" and (faults := replace(resources, ranks=world.size).faults):
         raise GpasError("; ".join(f"resources.{name}: {fault}" for name, fault in faults.items()))
     return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind, resources.nodes)
-
-
-def _memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _recompute(network: Llama) -> None:

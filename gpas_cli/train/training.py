@@ -370,13 +370,7 @@ class _Training:
         return self.inputs.evaluator.metrics(self._evaluate()) | self._costs()
 
 
-def train(
-    cell: Cell,
-    paths: RunPaths,
-    emit: Emit,
-    how: Execution,
-    teacher: Path | None = None,
-) -> Outcome:
+def train(cell: Cell, paths: RunPaths, emit: Emit, how: Execution, teacher: Path | None = None) -> Outcome:
     """Pretrain `cell`, resuming from the newest intact checkpoint. Collective: every process calls it.
 
     `teacher`: the checkpoint whose gates the network starts from. Only the first process's `emit` is used. Raises

@@ -12,12 +12,7 @@ from torch import Tensor
 # reading finds them in the cache of 50 MB.
 _BLOCK = 8192
 _WARPS = 16
-_DTYPES = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 def launch(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool, vocab: int) -> Tensor:

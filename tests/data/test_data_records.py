@@ -12,12 +12,7 @@ import pytest
 
 from gpas_cli.data import records
 from gpas_cli.data.corpora import Document
-from gpas_cli.data.instructions import (
-    InstructionRows,
-    encode,
-    held_out_batches,
-    prepare_instructions,
-)
+from gpas_cli.data.instructions import InstructionRows, encode, held_out_batches, prepare_instructions
 from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
 from gpas_cli.data.questions import _BRACKETS, KINDS, Question, questions
 from gpas_cli.data.records import (

@@ -115,10 +115,7 @@ def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
     expected = {s.metric: s for s in score_local("piqa", *ours, fitting, limit=scored)}
     task = direct_task(import_task(whole / "piqa.jsonl", "piqa", whole).name, whole)
     assert task is not None
-    for found in (
-        choices_scorer(task, *ours, limit=limit)(),
-        score_local("piqa", *ours, whole, limit=limit),
-    ):
+    for found in (choices_scorer(task, *ours, limit=limit)(), score_local("piqa", *ours, whole, limit=limit)):
         scores = {score.metric: score for score in found}
         assert scores.keys() == {"acc", "acc_norm", "skipped"}
         assert scores["skipped"].value == (2 if limit is None else 1)

@@ -193,11 +193,7 @@ def test_claims_are_checked_when_the_file_is_read(project: Face, tmp_path: Path)
     )
     (tmp_path / "experiments.yaml").write_text(wrong.replace("curve: spike_loss", "curve: importance", 1))
     said = gpas(tmp_path, "plan", "g", expect=2).err
-    for words in (
-        "over layers is taken at one update",
-        "did you mean 'tokens_per_second'?",
-        "the stage 'importance'",
-    ):
+    for words in ("over layers is taken at one update", "did you mean 'tokens_per_second'?", "the stage 'importance'"):
         assert words in said
 
 

@@ -92,14 +92,8 @@ USES = {
         "glue: {tasks: [ordered], lr: [1e-3], length: 16}}, axes: {seed: [1, 2]}",
         {"glue_accuracy/ordered": 62.5},
     ),
-    "layers": (
-        f"base: {{{RECIPE}, layers: {{eval_tokens: 100}}}}, axes: {{seed: [1, 2]}}",
-        {"largest_kurtosis": 3.25},
-    ),
-    "networks": (
-        "base: {texts: {texts: [stdlib]}}, axes: {network: [one, two]}",
-        {"text_perplexity/stdlib": 7.5},
-    ),
+    "layers": (f"base: {{{RECIPE}, layers: {{eval_tokens: 100}}}}, axes: {{seed: [1, 2]}}", {"largest_kurtosis": 3.25}),
+    "networks": ("base: {texts: {texts: [stdlib]}}, axes: {network: [one, two]}", {"text_perplexity/stdlib": 7.5}),
 }
 NETWORKS = "networks:\n" + "".join(f"  {name}: {{hf: org/{name}, revision: {'a' * 40}}}\n" for name in ("one", "two"))
 

@@ -155,7 +155,7 @@ def test_a_cell_uses_the_extensions_of_its_network_and_its_tasks() -> None:
     """So that the code of its jobs has them, and is no other if one that it does not use changes."""
     own = {"size": "quickstart", "data": "quickstart", "optim": OPTIM}
     both = {"tasks": ["indent", "piqa"]}
-    assert of_cell(cell_of(HUB)) == ("networks",)
-    assert of_cell(cell_of(HUB, downstream=both)) == ("harness", "networks")
-    assert of_cell(cell_from({**own, "importance": both})) == ("harness",)
+    assert of_cell(cell_of(HUB)) == ("layers", "networks")
+    assert of_cell(cell_of(HUB, downstream=both)) == ("harness", "layers", "networks")
+    assert of_cell(cell_from({**own, "importance": both})) == ("harness", "layers")
     assert of_cell(cell_from({**own, "downstream": {"tasks": ["indent"]}, "texts": {"texts": ["stdlib"]}})) == ()

@@ -261,8 +261,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("hours", "text"),
-    [(0.0, "0.00"), (0.0123456, "0.0123"), (0.5, "0.50"), (9.87, "9.87"), (1204.54, "1,204.5")],
+    ("hours", "text"), [(0.0, "0.00"), (0.0123456, "0.0123"), (0.5, "0.50"), (9.87, "9.87"), (1204.54, "1,204.5")]
 )
 def test_hours_as_text(hours: float, text: str) -> None:
     assert Usage(gpu_hours=hours).hours(_GPU_HOURS) == Usage(core_hours=hours).hours(_CORE_HOURS) == text

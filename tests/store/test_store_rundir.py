@@ -180,8 +180,7 @@ def test_a_changed_copy_is_refused(tmp_path: Path, package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["sitecustomize.py", "gpas_cli/spec/norm.cpython-311.pyc", "torch", "gpas_cli/.hidden.py", "gpas_cli/link"],
+    "name", ["sitecustomize.py", "gpas_cli/spec/norm.cpython-311.pyc", "torch", "gpas_cli/.hidden.py", "gpas_cli/link"]
 )
 def test_a_copy_with_more_than_was_copied_is_refused(tmp_path: Path, package: Path, name: str) -> None:
     path = snapshot(tmp_path / "runs", package).path / name

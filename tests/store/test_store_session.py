@@ -148,10 +148,9 @@ def test_a_path_that_is_not_utf_8_is_one_message(tmp_path: Path, name: str) -> N
         Project.find(environ=environ)
 
 
-@pytest.mark.parametrize("words", [("init",), ("db", "export")])
-def test_a_folder_that_is_not_utf_8_is_not_written_to(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_folder_that_is_not_utf_8_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
-    said = gpas(tmp_path, *words, os.fsdecode(b"\xff"), expect=2)
+    said = gpas(tmp_path, "init", os.fsdecode(b"\xff"), expect=2)
     assert "is not UTF-8; rename the folder" in said.err
     assert not (tmp_path / os.fsdecode(b"\xff")).exists()
 

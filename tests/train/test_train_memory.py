@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,15 +179,14 @@ def test_processes_have_whole_means_where_these_can_be_shared() -> None:
 
 
 def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.train import parallel
-
     two, eight = World(0, 2, 0), World(0, 8, 0)
     gpu = Precision("bf16", torch.device("cuda"))
     monkeypatch.setattr(World, "min", lambda _, number: number)
     recipe = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
 
     def chosen(size: object, world: World, gigabytes: float, where: Precision = gpu, **asked: Any) -> tuple[str, bool]:
-        monkeypatch.setattr(parallel, "_memory", lambda _: int(gigabytes * 2**30))
+        card = SimpleNamespace(total_memory=gigabytes * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
         what = cell_from({"size": size, "data": "c4", "optim": recipe, "precision": "bf16"})
         layout = choose_layout(what, Resources(**asked), where, world)
         return layout.strategy, layout.recompute
@@ -329,8 +329,7 @@ def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("precision", "recompute"),
-    release_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False)),
+    ("precision", "recompute"), release_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False))
 )
 def test_a_sharded_update_takes_what_is_predicted(
     precision: str, recompute: bool, mesh: None, monkeypatch: pytest.MonkeyPatch

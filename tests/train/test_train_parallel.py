@@ -109,8 +109,7 @@ def train_others(root: Path) -> None:
     train_all(root, COMPARED, RESUMED, OPTIMIZER_CELLS, SMALL, [])
     train_on_nodes(root, ON_NODES)
     start_missing(
-        root,
-        [[f"wide-{way}-{name}", CELLS[name], {**WIDE_LAYOUTS[way], "wide": True}, [], ALL] for way, name in WIDE],
+        root, [[f"wide-{way}-{name}", CELLS[name], {**WIDE_LAYOUTS[way], "wide": True}, [], ALL] for way, name in WIDE]
     )
 
 

@@ -171,9 +171,7 @@ STOPS = [(7, True), (9, False)]
 
 
 @pytest.mark.parametrize(
-    ("saving", "stop_at", "lost"),
-    [("at once", *STOPS[0]), ("in the background", *STOPS[1])],
-    indirect=["saving"],
+    ("saving", "stop_at", "lost"), [("at once", *STOPS[0]), ("in the background", *STOPS[1])], indirect=["saving"]
 )
 @pytest.mark.usefixtures("saving")
 def test_a_resumed_run_is_equal(paths: RunPaths, straight: Straight, tmp_path: Path, stop_at: int, lost: bool) -> None:

@@ -14,16 +14,11 @@ from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.claims"
 
+_ABOUT = "Say for each claim whether the results support or contradict it, or leave it undecided."
+
 EXTENSION = Extension(
     name="claims",
-    commands={
-        "claims": Command(
-            heading="Results",
-            about="Say for each claim whether the results support or contradict it, or leave it undecided.",
-            module=f"{_PLACE}.command",
-            shows_results=True,
-        )
-    },
+    commands={"claims": Command("Results", f"{_PLACE}.command", _ABOUT, shows_results=True)},
     documents={"claims": f"{_PLACE}.verdict:ClaimsJson"},
     checks={"claims": f"{_PLACE}.declared:paper_claims"},
     problems=(f"{_PLACE}.checks:problems",),

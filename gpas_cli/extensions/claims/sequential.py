@@ -72,11 +72,7 @@ class Evidence:
 
 
 def evidence(
-    effects: Sequence[float],
-    low: float = -math.inf,
-    high: float = math.inf,
-    level: float = 0.05,
-    scale: float = 0.0,
+    effects: Sequence[float], low: float = -math.inf, high: float = math.inf, level: float = 0.05, scale: float = 0.0
 ) -> Evidence:
     """Return the evidence of `effects`, in the order of the seeds, for a mean in (low, high).
 

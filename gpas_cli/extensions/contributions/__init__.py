@@ -2,7 +2,4 @@
 
 from gpas_cli.extension import Extension
 
-EXTENSION = Extension(
-    name="contributions",
-    beside=("gpas_cli.extensions.contributions.contributed:beside",),
-)
+EXTENSION = Extension(name="contributions", beside=("gpas_cli.extensions.contributions.contributed:beside",))

@@ -14,17 +14,12 @@ from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.export.command"
 
+_ABOUT = "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper."
+
 EXTENSION = Extension(
     name="export",
     requires=("contributions",),
-    commands={
-        "export": Command(
-            heading="Results",
-            about="Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
-            module=_COMMAND,
-            shows_results=True,
-        )
-    },
+    commands={"export": Command("Results", _COMMAND, _ABOUT, shows_results=True)},
     documents={
         "export": f"{_COMMAND}:ExportedJson",
         "export archive": f"{_COMMAND}:ArchivedJson",

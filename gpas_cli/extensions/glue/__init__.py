@@ -2,7 +2,4 @@
 
 from gpas_cli.extension import Extension
 
-EXTENSION = Extension(
-    name="glue",
-    stages={"glue": "gpas_cli.extensions.glue.stage:GLUE"},
-)
+EXTENSION = Extension(name="glue", stages={"glue": "gpas_cli.extensions.glue.stage:GLUE"})

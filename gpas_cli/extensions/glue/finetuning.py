@@ -150,13 +150,7 @@ def _trainings(spec: Glue, tokenizer: Tokenizer, root: Path, emit: Emit) -> Iter
 
 
 def _run(
-    cell: Cell,
-    training: _Training,
-    pretrained: Path,
-    checkpoint: str,
-    paths: RunPaths,
-    emit: Emit,
-    how: Execution,
+    cell: Cell, training: _Training, pretrained: Path, checkpoint: str, paths: RunPaths, emit: Emit, how: Execution
 ) -> tuple[Outcome, list[Score]]:
     """Run one training, or the rest of it; return its outcome, and its scores if it is done, after recording them."""
     spec: Glue = cell.parameters(_KIND)

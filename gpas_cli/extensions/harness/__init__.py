@@ -7,6 +7,5 @@ model     the model class through which the harness computes likelihoods
 from gpas_cli.extension import Extension
 
 EXTENSION = Extension(
-    name="harness",
-    parts={"lm-evaluation-harness": "gpas_cli.extensions.harness.scoring:official_scorer"},
+    name="harness", parts={"lm-evaluation-harness": "gpas_cli.extensions.harness.scoring:official_scorer"}
 )

@@ -8,14 +8,11 @@ envelope     a metric over an axis of numbers, with the best value of each metho
 from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.laws.command"
-_DRAWS = Command(
-    heading="Results", about="Plot what a grid shows along an axis, and print its numbers.", module=_COMMAND
-)
 
 EXTENSION = Extension(
     name="laws",
     requires=("figures",),
-    commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), _DRAWS),
+    commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), Command("Results", _COMMAND)),
     documents={
         "figure envelope": "gpas_cli.extensions.figures.drawing:FigureJson",
         "figure convergence": f"{_COMMAND}:ConvergenceJson",

@@ -68,12 +68,7 @@ class ConvergenceJson(DocumentJson):
 
 @with_grouped_options
 def figure_convergence(
-    names: Names = None,
-    where: Where = None,
-    against: Against = None,
-    start: From = 0.0,
-    *,
-    output: Output,
+    names: Names = None, where: Where = None, against: Against = None, start: From = 0.0, *, output: Output
 ) -> None:
     """Plot smoothed training losses beside the final loss of their base, and how much sooner each method reaches it.
 

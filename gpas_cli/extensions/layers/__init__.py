@@ -12,7 +12,4 @@ from gpas_cli.extension import Extension
 
 _STAGE = "gpas_cli.extensions.layers.stage"
 
-EXTENSION = Extension(
-    name="layers",
-    stages={"importance": f"{_STAGE}:IMPORTANCE", "layers": f"{_STAGE}:LAYERS"},
-)
+EXTENSION = Extension(name="layers", stages={"importance": f"{_STAGE}:IMPORTANCE", "layers": f"{_STAGE}:LAYERS"})

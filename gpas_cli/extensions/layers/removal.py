@@ -95,12 +95,7 @@ class Subject:
 
 
 def own_subject(
-    cell: Cell,
-    loaded: TrainedNetwork,
-    corpus: Corpus,
-    name: str,
-    eval_tokens: int,
-    world: World = ALONE,
+    cell: Cell, loaded: TrainedNetwork, corpus: Corpus, name: str, eval_tokens: int, world: World = ALONE
 ) -> Subject:
     """Return the trained network of a cell with its validation text, `eval_tokens` tokens of it."""
     facts = corpus.facts()

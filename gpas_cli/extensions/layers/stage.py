@@ -146,11 +146,7 @@ IMPORTANCE = StageKind(
         Metric("mean_score_drop", "mean drop of the accuracy without a layer", better="higher", unit="points"),
         Metric("least_score_drop", "least drop of the accuracy without a layer", better="higher", unit="points"),
         Metric(
-            "safe_layers",
-            "layers whose removal costs less than a point of accuracy",
-            better="",
-            digits=1,
-            unit="%",
+            "safe_layers", "layers whose removal costs less than a point of accuracy", better="", digits=1, unit="%"
         ),
         Metric(
             "mean_angular_distance",

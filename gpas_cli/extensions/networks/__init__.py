@@ -11,6 +11,8 @@ from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.networks"
 
+_ABOUT = "Score a network that was not trained here at downstream tasks, and record it with its origin."
+
 EXTENSION = Extension(
     name="networks",
     parts={
@@ -18,12 +20,6 @@ EXTENSION = Extension(
         "squad": f"{_PLACE}.answers:answers_scorer",
         "transformers": f"{_PLACE}.opening:check",
     },
-    commands={
-        "evaluate": Command(
-            heading="Results",
-            about="Score a network that was not trained here at downstream tasks, and record it with its origin.",
-            module=f"{_PLACE}.command",
-        )
-    },
+    commands={"evaluate": Command("Results", f"{_PLACE}.command", _ABOUT)},
     documents={"evaluate": f"{_PLACE}.command:EvaluatedJson"},
 )

@@ -10,24 +10,14 @@ from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.page.command"
 
+_REPORT = "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail."
+_SERVE = "Show the report page in a browser, live while a grid runs, until Ctrl-C."
+
 EXTENSION = Extension(
     name="page",
-    requires=(
-        "claims",
-        "figures",
-    ),
+    requires=("claims", "figures"),
     commands={
-        "report": Command(
-            heading="Results",
-            about="Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.",
-            module=_COMMAND,
-            shows_results=True,
-        ),
-        "serve": Command(
-            heading="Results",
-            about="Show the report page in a browser, live while a grid runs, until Ctrl-C.",
-            module=_COMMAND,
-            shows_results=True,
-        ),
+        "report": Command("Results", _COMMAND, _REPORT, shows_results=True),
+        "serve": Command("Results", _COMMAND, _SERVE, shows_results=True),
     },
 )

@@ -3,7 +3,5 @@
 from gpas_cli.extension import Extension
 
 EXTENSION = Extension(
-    name="quantised",
-    requires=("layers",),
-    stages={"quantised": "gpas_cli.extensions.quantised.stage:QUANTISED"},
+    name="quantised", requires=("layers",), stages={"quantised": "gpas_cli.extensions.quantised.stage:QUANTISED"}
 )

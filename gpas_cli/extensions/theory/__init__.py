@@ -4,23 +4,13 @@ from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.theory.command"
 
+_PARTS = ("bounds", "stability", "norms", "depth", "length", "coordinates")
+_ABOUT = "Compute the papers' theoretical results and show them beside the printed ones."
+
 EXTENSION = Extension(
     name="theory",
     requires=("figures",),
-    commands={
-        "theory": Command(
-            heading="Inspect",
-            about="Compute the papers' theoretical results and show them beside the printed ones.",
-            module=_COMMAND,
-        )
-    },
-    documents={
-        "theory bounds": f"{_COMMAND}:BoundsJson",
-        "theory stability": f"{_COMMAND}:StabilityJson",
-        "theory norms": f"{_COMMAND}:NormsJson",
-        "theory depth": f"{_COMMAND}:DepthJson",
-        "theory length": f"{_COMMAND}:LengthJson",
-        "theory coordinates": f"{_COMMAND}:CoordinatesJson",
-    },
+    commands={"theory": Command("Inspect", _COMMAND, _ABOUT)},
+    documents={f"theory {word}": f"{_COMMAND}:{word.capitalize()}Json" for word in _PARTS},
     curves={"identity_bounds": "gpas_cli.extensions.theory.initialisation:identity_bounds"},
 )

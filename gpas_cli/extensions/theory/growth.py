@@ -242,12 +242,7 @@ def _at(cell: Cell, hidden: int, layers: int, how: dict[str, Any]) -> Cell:
     }  # fmt: skip
     values = replace(cell, later=()).to_mapping()
     return cell_from(
-        {
-            **values,
-            "size": {**values["size"], **shape},
-            "depth": "full",
-            "parametrisation": how or "standard",
-        }
+        {**values, "size": {**values["size"], **shape}, "depth": "full", "parametrisation": how or "standard"}
     )
 
 

@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Line, TableSpec
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.report.labels import (
-    RowKey,
-    label_title,
-    number_facts,
-    row_title,
-    scheme_titles,
-    stage_kinds,
-)
+from gpas_cli.report.labels import RowKey, label_title, number_facts, row_title, scheme_titles, stage_kinds
 from gpas_cli.report.papers import PublishedCell, PublishedTable, has_labels, published
 from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import Recorded
@@ -31,11 +24,7 @@ _NAMED = 3  # rows in one message
 
 
 def build(
-    entries: Sequence[Entry],
-    states: States,
-    results: Results,
-    spec: TableSpec,
-    what: Metric | None = None,
+    entries: Sequence[Entry], states: States, results: Results, spec: TableSpec, what: Metric | None = None
 ) -> Table:
     """Return the table of `entries`; `states` and `results` are by stage key.
 
@@ -47,11 +36,7 @@ def build(
     return fill(_frame(entries, spec, what), states, results)
 
 
-def _frame(
-    entries: Sequence[Entry],
-    spec: TableSpec,
-    what: Metric | None = None,
-) -> Frame:
+def _frame(entries: Sequence[Entry], spec: TableSpec, what: Metric | None = None) -> Frame:
     sources = {pack.name: published(pack, name) for pack, name in spec.published.items()}
     kinds = stage_kinds(entries)
     what = what or _declared_metric(spec, _compared_value(spec.value, sources.values(), kinds), kinds)
@@ -167,10 +152,7 @@ def _line_of(labels: Mapping[str, Label | None], lines: Sequence[Line]) -> int:
 
 
 def _order(
-    keys: Collection[RowKey],
-    bases: Mapping[RowKey, RowKey],
-    spec: TableSpec,
-    titles: Mapping[Label, str],
+    keys: Collection[RowKey], bases: Mapping[RowKey, RowKey], spec: TableSpec, titles: Mapping[Label, str]
 ) -> list[Row]:
     """Return bases in declared order, each followed by the rows that are compared with it."""
     rows = []

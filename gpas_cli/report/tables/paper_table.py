@@ -19,12 +19,7 @@ from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTa
 from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.quantities import metric
-from gpas_cli.report.tables.entry_status import (
-    NO_UNIT,
-    Results,
-    States,
-    by_variant,
-)
+from gpas_cli.report.tables.entry_status import NO_UNIT, Results, States, by_variant
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import KNOWN_TEXTS, base_name

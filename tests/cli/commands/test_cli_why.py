@@ -34,12 +34,7 @@ def test_the_reason_of_the_retry_is_shown(face: Face) -> None:
 
 def test_the_update_that_an_attempt_resumed_from_is_shown(face: Face) -> None:
     face.attempt("pre-s1", *TRAINED)
-    face.attempt(
-        "pre-s1",
-        TRAINED[0],
-        ("phase", {"name": "training", "resumed_from": 4}),
-        ("outcome", end("done")),
-    )
+    face.attempt("pre-s1", TRAINED[0], ("phase", {"name": "training", "resumed_from": 4}), ("outcome", end("done")))
     said = face("why", "pre-s1").out
     assert said.count("resumed from") == 1
     assert "    resumed from update 4\n" in said.partition("attempt 2")[2]

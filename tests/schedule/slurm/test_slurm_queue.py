@@ -307,10 +307,7 @@ def test_a_missing_python_is_a_problem_with_its_message(asked: Site) -> None:
 
 
 def test_a_probe_that_cannot_start_is_cancelled_at_once(asked: Site) -> None:
-    keep(
-        asked,
-        'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says',
-    )
+    keep(asked, 'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says')
     found = of_nodes(asked)
     assert found["SLURM node for small/pre-s1 and 11 more"] == "problem: its job cannot start: PartitionDown"
     assert len(asked.programs.calls("scancel")) == 2
@@ -318,10 +315,7 @@ def test_a_probe_that_cannot_start_is_cancelled_at_once(asked: Site) -> None:
 
 def test_the_wait_for_a_node_is_bounded(asked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_module._ask, "__defaults__", (0.2,))
-    keep(
-        asked,
-        'echo "$name|PENDING|Priority" >> ${0%sbatch}squeue.says',
-    )
+    keep(asked, 'echo "$name|PENDING|Priority" >> ${0%sbatch}squeue.says')
     assert of_nodes(asked)["SLURM node for small/pre-s1 and 11 more"] == "problem: no node within 0 s (Priority)"
     assert len(asked.programs.calls("scancel")) == 2
 
