@@ -142,6 +142,8 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
     assert [entry.key for entry in expand(experiments, experiments.available)] == [
         entry.key for entry in whole if entry.grid not in needed
     ]
+    if needed:
+        assert "Not shown: " in gpas(tmp_path, "claims").out
 
 
 CALLS = {

@@ -63,15 +63,16 @@ def select_claims(
 ) -> list[Claim]:
     """Return the claims with one of the names, about one of the grids, from one of the sources, at toy size or not.
 
-    Without names, claims of papers whose grids the file does not declare are left out. Raises GpasError with the
-    nearest name for an unknown name, grid or source.
+    Without names, claims about grids that the file does not declare, or that need a missing extension, are left out.
+    Raises GpasError with the nearest name for an unknown name, grid or source.
     """
     known = all_claims(experiments)
     _check("claim", names, known)
     _check("grid", grids, experiments.grids)
     _check("source", sources, [claim.source.paper for sizes in known.values() for claim in sizes])
     chosen = [claim for name in names or known for claim in known[name]]
-    chosen = [claim for claim in chosen if names or all(grid in experiments.grids for grid in claim.grids)]
+    available = {*experiments.available}
+    chosen = [claim for claim in chosen if names or available.issuperset(claim.grids)]
     chosen = [claim for claim in chosen if not grids or set(grids) & set(claim.grids)]
     chosen = [claim for claim in chosen if not sources or claim.source.paper in sources]
     return [claim for claim in chosen if toy is None or claim.toy is toy]
@@ -90,9 +91,10 @@ def tuned_claims(experiments: Experiments, claims: Iterable[Claim]) -> list[Clai
 
 
 def undeclared_claims(experiments: Experiments) -> list[Claim]:
-    """Return the claims of papers about grids that the file does not declare."""
+    """Return the claims about grids that the file does not declare, or that need a missing extension."""
+    available = {*experiments.available}
     claims = [claim for sizes in all_claims(experiments).values() for claim in sizes]
-    return [claim for claim in claims if any(grid not in experiments.grids for grid in claim.grids)]
+    return [claim for claim in claims if not available.issuperset(claim.grids)]
 
 
 def _check(what: str, given: Sequence[str], valid: Iterable[str]) -> None:
