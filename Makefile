@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 SINCE ?=
 
-.PHONY: quickstart test test-fast test-machine test-long test-release test-gpu check format docs venv dev lock wheel clean
+.PHONY: quickstart test test-fast test-machine test-engine test-long test-release test-gpu check format docs venv dev lock wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -26,6 +26,13 @@ test-fast: dev
 # The part of `make test` that is skipped without root and a SLURM cluster.
 test-machine: dev
 	$(BIN)/python -m pytest -m 'machine and not long and not release'
+
+# The engine alone: the tests that need no torch, on a copy without gpas_cli/extensions. What needs one is skipped.
+test-engine: dev
+	rm -rf build/engine && mkdir -p build/engine
+	git ls-files -z | grep -zv ^gpas_cli/extensions/ | tar --null --files-from - -c | tar -x -C build/engine
+	cd build/engine && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m pytest -n logical --maxprocesses 4 --dist worksteal \
+		--ignore tests/extensions $(addprefix tests/,cli grid origin plan report results spec state statistics store)
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
 test-long: dev

@@ -10,6 +10,9 @@ import pytest
 from descriptors import closes_what_it_opens  # noqa: F401  (a fixture of every test)
 from progress import Progress
 from users import unprivileged  # noqa: F401  (a fixture)
+from without_extensions import WithoutExtensions
+
+from gpas_cli.extension import IN_WHEEL, extensions
 
 # No setting of the user or of a job in which the tests run.
 for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))]:
@@ -34,10 +37,14 @@ FIRST = ("test_chaos.py", "test_slurm_chain.py")
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in the processes that run the tests for another one
         config.pluginmanager.register(Progress(config))
+    if extensions().keys() != IN_WHEEL.keys():
+        config.pluginmanager.register(WithoutExtensions())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("whole") and extensions().keys() != IN_WHEEL.keys():
+            item.add_marker(pytest.mark.skip(reason="is about the package with all of its extensions"))
         if MACHINE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("machine")
     items.sort(key=lambda item: item.path.name not in FIRST)

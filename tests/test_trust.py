@@ -342,6 +342,7 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("open_umask")
 def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Private(tmp_path / "project", gates="none")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.extension import missing
+from gpas_cli.extension import absent, missing
 from gpas_cli.grid.declared import Scope
 from gpas_cli.grid.include import File
 from gpas_cli.grid.packs import known_packs
@@ -66,7 +66,7 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
     own_layers = [] if file is main else [own["resources"]]
     over = [_for(file, main, parts) for parts in (site, main.sections["resources"])]
     layers = [*(_of_own_sizes(one, "resources") for one in included), *own_layers, *over]
-    resources, kind_resources = read_resources(layers, catalogue.sizes, catalogue.later_stages)
+    resources, kind_resources = read_resources(layers, catalogue.sizes, (*catalogue.later_stages, *absent()))
     recipes = {name: part for one in included for name, part in _of_own_sizes(one, "recipes").items()} | own["recipes"]
     _check_recipes(own["recipes"], dict.fromkeys((*catalogue.sizes, *own["sizes"])))
     return Scope(

@@ -313,7 +313,7 @@ def _added(name: str) -> Callable[..., pd.DataFrame]:
         if name in one.frames:
             found: Callable[..., pd.DataFrame] = resolve_name(one.frames[name])
             return found
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    raise AttributeError(extension.missing(name, "commands") or f"module '{__name__}' has no attribute '{name}'")
 
 
 def __getattr__(name: str) -> Callable[..., pd.DataFrame]:

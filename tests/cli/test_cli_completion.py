@@ -79,6 +79,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
     return said
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

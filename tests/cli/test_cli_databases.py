@@ -81,6 +81,7 @@ strftime = time.strftime
 OPTIONS = {path.removeprefix("gpas "): {o for p in command.params for o in p.opts} for path, command in COMMANDS}
 
 
+@pytest.mark.whole
 def test_every_command_is_here() -> None:
     assert OPTIONS.keys() == READERS.keys() | OTHERS
 

@@ -125,6 +125,7 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
     assert not (project / "here/runs").exists()
 
 
+@pytest.mark.whole
 def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()

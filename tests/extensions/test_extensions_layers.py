@@ -258,7 +258,7 @@ def test_two_processes_measure_the_same(room: Path, tmp_path: Path) -> None:
     cell = cell_of(norm="post", gate="gpas", layout="pad")  # each process has other numbers of tokens
     path, _ = save_network(cell, tmp_path)
     outcome, recorder = measured(room, cell, path)
-    script = Path(__file__).with_name("importance_ranks.py")
+    script = Path(__file__).parents[1] / "importance_ranks.py"
     modules = f"{script.parents[2]}{os.pathsep}{script.parents[1]}"  # the package, and `recorder`
     ranks = [
         subprocess.Popen(

@@ -146,6 +146,12 @@ def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:
         assert "Not shown: " in gpas(tmp_path, "claims").out
 
 
+@pytest.mark.parametrize("hidden", ["glue", "layers", "quantised"], indirect=True)
+def test_resources_of_a_missing_stage_are_no_mistake(tmp_path: Path, hidden: str) -> None:
+    resources = f"resources:\n  {hidden}: {{mem: 2G}}\n"
+    Face(tmp_path / "project", tiny("  plain: {base: BASE}\n") + resources)("status")
+
+
 CALLS = {
     "campaigns": "run claims",
     "claims": "claims",

@@ -234,6 +234,7 @@ TOP = {
 }  # fmt: skip
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", TOP)
 def test_a_mistake_outside_the_grids(case: str) -> None:
     text, place, message = TOP[case]

@@ -149,6 +149,7 @@ def test_an_impossible_table_is_reported_at_its_place(tmp_path: Path, table: str
     assert message in found
 
 
+@pytest.mark.whole
 def test_a_stage_that_cells_have_may_be_shown(tmp_path: Path) -> None:
     assert problems(tmp_path, "value: accuracy, columns: task", ", finetune: {}, downstream: {}") == []
     assert problems(tmp_path, "value: mean_importance", ", importance: {}") == []

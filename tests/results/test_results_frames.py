@@ -97,6 +97,7 @@ def test_a_table_has_intervals_and_published_numbers() -> None:
     assert table.loc["LNS"].status == "1/2 seeds"
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("project")
 def test_claims_have_a_row_for_each_part() -> None:
     claims = results.claims("gate-lowers")
@@ -146,6 +147,7 @@ def test_a_result_without_a_directory_is_left_out(made: Path, tmp_path: Path, mo
     assert set(before.cell) - set(after.cell) == {"pre-s1"}
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("project")
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed").use("Agg")

@@ -202,6 +202,7 @@ STAGE_KINDS = {"probe": StageKind(name="probe", parameters=Probe, cost=lambda *_
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

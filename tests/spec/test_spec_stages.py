@@ -305,6 +305,7 @@ def test_generated_answers_stand_for_a_stage_without_accuracies() -> None:
     assert mixed[0].name == "accuracy"
 
 
+@pytest.mark.whole
 def test_trainings_come_first_in_the_order_of_stages() -> None:
     assert list(stage_kinds()) == [
         *("pretrain", "finetune", "glue", "downstream", "texts", "importance", "quantised", "translation", "layers")

@@ -402,6 +402,7 @@ def test_the_code_of_the_newest_checkpoint(tmp_path: Path) -> None:
     assert checkpoint_code(tmp_path, ATTEMPT_KEY) == "new"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("change", "same"),
     [

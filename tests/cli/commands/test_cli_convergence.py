@@ -74,6 +74,7 @@ def test_a_claim_about_a_speed_up_is_judged_by_curves(project: Face) -> None:
     assert part["effect"] == 3.0  # four times as fast: at update 10 of 40, the first after the window of the mean
 
 
+@pytest.mark.whole
 def test_what_is_derived_is_neither_declared_nor_tuned(project: Face) -> None:
     project.edit(
         "    against: {gate: none}\n    value: speedup\n    expect: higher",

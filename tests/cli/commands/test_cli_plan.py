@@ -83,6 +83,7 @@ grids:
 """
 
 
+@pytest.mark.whole
 def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> None:
     face.declare(STAGES)
     assert "tokens per cell" in face("plan", "--executor", "local").out
@@ -92,6 +93,7 @@ def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> No
     assert header.split() == ["size", "parameters", "cells", "jobs", "longest", "total"]
 
 
+@pytest.mark.whole
 def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
     face.declare(STAGES)
     lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
@@ -106,6 +108,7 @@ def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
     assert "1 core, 3G, 2:00:00" in face("explain", "s1").out
 
 
+@pytest.mark.whole
 def test_a_stage_that_cannot_run_here_is_named(face: Face) -> None:
     face.declare(STAGES.replace("importance: {time", "importance: {gpus: 1, time"))
     said = face("plan", "--executor", "local").out

@@ -173,6 +173,7 @@ def test_an_export_is_as_declared(face: Face) -> None:
     check("export", face("export", "pre-gpas-s1", "out", "--json").json)
 
 
+@pytest.mark.whole
 def test_every_command_that_reads_or_runs_has_a_document() -> None:
     def has(command: Any) -> bool:
         return any("--json" in getattr(parameter, "opts", ()) for parameter in command.params)

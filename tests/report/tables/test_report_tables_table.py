@@ -436,6 +436,7 @@ def test_comparable_numbers_need_no_note() -> None:
     assert note(build(entries, states, results, spec()), "mixture") == ""
 
 
+@pytest.mark.whole
 def test_tables_need_neither_torch_nor_the_database() -> None:
     names = ("report.tables.table", "report.tables.render", "report.tables.sheet", "extensions.figures.figure")
     modules = ", ".join(f"gpas_cli.{name}" for name in names)
