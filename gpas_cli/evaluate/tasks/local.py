@@ -240,7 +240,8 @@ def _shuffled(kind: str) -> tuple[Question, ...]:
     found = []
     for document in _held_out():
         for number, question in enumerate(questions(document.text, kind)):
-            found.append((_hash(f"{kind}:{document.id}:{number}"), question))
+            name = f"{kind}:{document.id}:{number}"
+            found.append((hashlib.sha256(name.encode()).digest(), question))
     return tuple(question for _, question in sorted(found, key=lambda item: item[0]))
 
 
@@ -248,10 +249,6 @@ def _shuffled(kind: str) -> tuple[Question, ...]:
 def _held_out() -> tuple[Document, ...]:
     """Return the held-out source files. Raises DataError if this Python has no source files."""
     return tuple(document for document in Stdlib().documents("validation") if document.id.startswith("lib/"))
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 MultipleChoice = EmbeddedTask | LocalTask
