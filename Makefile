@@ -33,6 +33,7 @@ test-engine: dev
 	git ls-files -z | grep -zv ^gpas_cli/extensions/ | tar --null --files-from - -c | tar -x -C build/engine
 	cd build/engine && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m pytest -n logical --maxprocesses 4 --dist worksteal \
 		--ignore tests/extensions $(addprefix tests/,cli grid origin plan report results spec state statistics store)
+	rm -rf build/engine
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
 test-long: dev
