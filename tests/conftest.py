@@ -68,6 +68,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the `Toy` of all tests, whose two cells are trained: its `copied` gives one that may be changed."""
+    pytest.importorskip("torch")
     from end_to_end import trained_toy
 
     return trained_toy(tmp_path_factory)
