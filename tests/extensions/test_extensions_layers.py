@@ -259,7 +259,7 @@ def test_two_processes_measure_the_same(room: Path, tmp_path: Path) -> None:
     path, _ = save_network(cell, tmp_path)
     outcome, recorder = measured(room, cell, path)
     script = Path(__file__).parents[1] / "importance_ranks.py"
-    modules = f"{script.parents[2]}{os.pathsep}{script.parents[1]}"  # the package, and `recorder`
+    modules = f"{script.parents[1]}{os.pathsep}{script.parent}"  # the package, and `recorder`
     ranks = [
         subprocess.Popen(
             [sys.executable, "-P", str(script), str(rank), str(room), str(path), str(tmp_path / "two.json")],
