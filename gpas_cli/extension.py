@@ -123,7 +123,7 @@ def head(name: str) -> Extension | None:
 
 
 def _lost(name: str) -> str:
-    """Return the extension for want of which this one cannot be used: itself or one that it requires, "" if none."""
+    """Return what is missing for an extension to be used: itself, or one that it requires, "" if nothing is."""
     one = head(name)
     return name if one is None else next(filter(None, map(_lost, one.requires)), "")
 

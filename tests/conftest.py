@@ -43,8 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("whole") and extensions().keys() != IN_WHEEL.keys():
-            item.add_marker(pytest.mark.skip(reason="is about the package with all of its extensions"))
         if MACHINE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("machine")
     items.sort(key=lambda item: item.path.name not in FIRST)

@@ -10,7 +10,12 @@ NEEDED = re.compile(r"needs the extension (\w+), which this|No module named 'gpa
 
 
 class WithoutExtensions:
-    """A test, or a file of tests, that fails for want of an extension counts as skipped, with that as its reason."""
+    """A test, or a file of tests, that fails because an extension is missing counts as skipped, with this reason."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(pytest.mark.skip(reason="is about the package with all of its extensions"))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_make_collect_report(self) -> Iterator[None]:

@@ -184,9 +184,8 @@ def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(main)
-    for name in commands() if asked is None else [asked] if asked else []:
-        one = _command(name)
-        assert one is not None
+    chosen = commands() if asked is None else {asked: one} if asked and (one := _command(asked)) else {}
+    for name, one in chosen.items():
         module = import_module(one.module)
         if hasattr(module, "app") and name not in TOGETHER:
             _add_parts(name, module.app, word)

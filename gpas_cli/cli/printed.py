@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from gpas_cli.cli.console import warn
 from gpas_cli.cli.selection import experiments, papers_known, recorded_of
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.extension import extensions
+from gpas_cli.extension import known as known_extensions
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.packs import Pack, pack_named
@@ -43,7 +43,7 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
 
 def with_others(table: Table, entries: Sequence[Entry], make: Callable[[Recorded], Table]) -> Table:
     """Return a table of our results with the columns that extensions put beside them. `make` makes such a table."""
-    for place in (place for one in extensions().values() for place in one.beside):
+    for place in (place for one in known_extensions() for place in one.beside):
         table = resolve_name(place)(table, entries, experiments(), make, warn)
     return table
 

@@ -110,11 +110,11 @@ def evaluating(network: LanguageModel) -> Iterator[None]:
 class Scorer:
     """Computes log-likelihoods with one network.
 
-    Its layers may be changed between calls. Rows are cut on the
-    left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most `tokens_at_once`
-    tokens, padding included, are computed together, which changes no likelihood beyond rounding. `frame` is around
-    each context, and its ids count in `max_length`. Once `stop` returns true, scoring ends with ScoringStopped.
-    Log-probabilities are float32 at least, whatever the precision of the network.
+    Its layers may be changed between calls. Rows are cut on the left to `max_length` tokens; `truncated` counts the
+    requests that were, over all calls. At most `tokens_at_once` tokens, padding included, are computed together, which
+    changes no likelihood beyond rounding. `frame` is around each context, and its ids count in `max_length`. Once
+    `stop` returns true, scoring ends with ScoringStopped. Log-probabilities are float32 at least, whatever the
+    precision of the network.
     """
 
     def __init__(

@@ -309,7 +309,7 @@ def table(grid: str = "", where: str | Sequence[str] = ()) -> pd.DataFrame:
 
 def _added(name: str) -> Callable[..., pd.DataFrame]:
     """Return the function of a data frame that an extension adds. Raises AttributeError if none does."""
-    for one in extension.known():
+    for one in extension.known() if not name.startswith("_") else ():  # as notebooks and copies ask for
         if name in one.frames:
             found: Callable[..., pd.DataFrame] = resolve_name(one.frames[name])
             return found

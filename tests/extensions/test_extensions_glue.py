@@ -221,7 +221,7 @@ def test_long_examples_are_a_warning(project: tuple[Path, Path]) -> None:
 
 
 def test_what_measures_the_network_comes_after_its_finetuning() -> None:
-    """The keys are those of before there were extensions, as of results that somebody has."""
+    """Somebody may have results with these keys, which are older than extensions."""
     values = {
         "size": {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280},
         "data": {"source": "stdlib", "tokenizer": "bpe", "length": 16},

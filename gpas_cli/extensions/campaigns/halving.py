@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.extensions.figures.figure import Figure, Line
+from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last
 _MOST_BEYOND = 4  # values for each method, in addition to the requested ones
-_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def search_figures(methods: Sequence[Method], setting: str) -> tuple[Figure, ...
     shares = sorted({trial.share for method in methods for trial in method.trials}, reverse=True)
     alike = list(dict.fromkeys(method.entry.labels_without("gate") for method in methods))
     values = [trial.value for method in methods for trial in method.trials]
-    log_x = max(values) / min(values) > _LOG_RANGE
+    log_x = is_wide(values)
     figures = []
     for share in shares:
         lines = []

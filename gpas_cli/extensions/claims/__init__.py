@@ -13,7 +13,6 @@ frame       `gpas_cli.results.claims`
 from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.claims"
-
 _ABOUT = "Say for each claim whether the results support or contradict it, or leave it undecided."
 
 EXTENSION = Extension(

@@ -70,8 +70,8 @@ def select_claims(
     _check("claim", names, known)
     _check("grid", grids, experiments.grids)
     _check("source", sources, [claim.source.paper for sizes in known.values() for claim in sizes])
-    usable = {*experiments.available}
-    chosen = [one for name in names or known for one in known[name] if names or usable.issuperset(one.grids)]
+    available = {*experiments.available}
+    chosen = [one for name in names or known for one in known[name] if names or available.issuperset(one.grids)]
     chosen = [claim for claim in chosen if not grids or set(grids) & set(claim.grids)]
     chosen = [claim for claim in chosen if not sources or claim.source.paper in sources]
     return [claim for claim in chosen if toy is None or claim.toy is toy]

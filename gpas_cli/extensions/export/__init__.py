@@ -13,7 +13,6 @@ contribution  the record of a cell that others may show in the tables of a paper
 from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.export.command"
-
 _ABOUT = "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper."
 
 EXTENSION = Extension(

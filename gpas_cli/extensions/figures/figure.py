@@ -7,7 +7,7 @@ axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -249,6 +249,7 @@ _LEAST_TICKS = 4  # on a logarithmic axis
 # Multiples of powers of ten, the coarsest first.
 _STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
 _ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
 _CLOSEST = 0.08  # of a logarithmic axis between two ticks
 _MOST_LAYERS = 12  # with a number in a plot of usual width
 
@@ -294,6 +295,11 @@ def readable(value: float) -> str:
 def is_log(figure: Figure) -> bool:
     """Return whether y is logarithmic: all values are positive."""
     return figure.log and all(y > 0 for points in figure.curves for _, y in points)
+
+
+def is_wide(values: Collection[float]) -> bool:
+    """Return whether an axis of these values is logarithmic: they are positive, and the largest is much larger."""
+    return min(values) > 0 and max(values) / min(values) > _LOG_RANGE
 
 
 def log_axis(axis: Any, name: str) -> None:

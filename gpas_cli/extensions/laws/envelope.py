@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.extensions.figures.figure import Figure, Line
+from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import metric
@@ -13,8 +13,6 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import CellCurve, Series, make_series
 from gpas_cli.report.tables.entry_status import entry_status
 from gpas_cli.spec.stage import Metric
-
-_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
 
 
 def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> tuple[Figure, list[str]]:
@@ -35,7 +33,7 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
         raise GpasError(f"--over {axis}: neither a lower nor a higher {what.name} is better")
     runs, missing = _runs(known, axis, what, over)
     series = make_series(runs)
-    log_x = min(numbers) > 0 and max(numbers) / min(numbers) > _LOG_RANGE
+    log_x = is_wide(numbers)
     stars = [(own, star) for own in series if (star := _best(own, axis, what))]
     return Figure(
         title,

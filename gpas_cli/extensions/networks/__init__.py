@@ -10,7 +10,6 @@ scoring               the scores of a network that no grid names, for `gpas eval
 from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.networks"
-
 _ABOUT = "Score a network that was not trained here at downstream tasks, and record it with its origin."
 
 EXTENSION = Extension(

@@ -80,14 +80,14 @@ class PinnedNetwork:
         return self.path or self.hf
 
     def declared(self, root: Path, pack: Path | None) -> tuple[PinnedNetwork, list[Problem]]:
-        """Return the network with the shape of its folder, and what is wrong with it. That of a pack lies in the
-        pack's folder, another one in `root`, the folder of experiments.yaml."""
+        """Return the network with the shape of its folder, and what is wrong with it. A pack's networks
+        lie in its folder, others in `root`, the folder of experiments.yaml."""
         made = replace(self, path=str(pack / self.path)) if pack and self.path else self
         problems = list(made._problems(root))
         return made if problems else made.with_shape(root), problems
 
     def _problems(self, root: Path) -> Iterator[Problem]:
-        """Yield what is wrong with the network as a whole; of a folder without a digest the one that its files have."""
+        """Yield what is wrong with the network as a whole; for a folder without a digest, its present one."""
         if bool(self.hf) == bool(self.path):
             yield Problem((), "needs one of hf (a name on the Hugging Face hub) and path (a folder)")
         if self.hf and not self.revision:

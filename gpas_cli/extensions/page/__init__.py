@@ -9,7 +9,6 @@ server     an HTTP server for this machine only; its content is collected again 
 from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.page.command"
-
 _REPORT = "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail."
 _SERVE = "Show the report page in a browser, live while a grid runs, until Ctrl-C."
 

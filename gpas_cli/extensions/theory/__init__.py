@@ -3,7 +3,6 @@
 from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.theory.command"
-
 _PARTS = ("bounds", "stability", "norms", "depth", "length", "coordinates")
 _ABOUT = "Compute the papers' theoretical results and show them beside the printed ones."
 
