@@ -104,13 +104,14 @@ class Verified(Event):
 class Step(Event):
     """The newest update, or the progress of a job that does not train: `step` of `steps`.
 
-    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `loss_scale`: of
-    the update, in precision fp16. `split`: the split that a tokenising job is reading. `warnings`: how many the journal
-    holds so far.
+    `loss` in nats per token, `mean_loss` the mean of all updates since the last such event, as are the rates; `memory`
+    in bytes. `loss_scale`: of the update, in precision fp16. `split`: the split that a tokenising job is reading.
+    `warnings`: how many the journal holds so far.
     """
 
     step: int
     loss: Number | None = None
+    mean_loss: Number | None = None
     lr: Number | None = None
     grad_norm: Number | None = None
     steps: int | None = None

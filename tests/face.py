@@ -231,7 +231,7 @@ class Face:
         return make_attempt(self.runs, job.key, to_mapping(job.record()))
 
     def trained(self, entry: Entry, perplexity: float, host: str = HOST, cause: str = "", stop: int = 40) -> AttemptDir:
-        """Create a training of 40 updates that ends with `perplexity`; with a `cause`, one that failed at `stop`."""
+        """Create a training of `stop` updates that ends with `perplexity`; with a `cause`, one of 40 that failed."""
         events: list[Event] = [
             Started(stage="pretrain", key=entry.key, host=host, device="cpu", precision="fp32", code="c0de")
         ]
@@ -240,7 +240,16 @@ class Face:
             layers = entry.cell.model.size.layers
             variance = [0.1 * (1 + layer) * perplexity for layer in range(layers + 1)]
             events += [
-                Step(step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8),
+                Step(
+                    step=step,
+                    loss=loss,
+                    mean_loss=loss,
+                    lr=1e-3,
+                    grad_norm=1.0,
+                    steps=max(40, stop),
+                    tokens=step,
+                    memory=4e8,
+                ),
                 Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * layers}),
             ]
         metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}

@@ -58,7 +58,7 @@ _ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a numb
 
 _DEFAULT = Resources()
 _REQUIRED = {field.name for field in fields(Optim) if field.default is MISSING}
-_TUNED = "the best setting of this method alone, found by `gpas run tuned`"
+_TUNED = "the best setting of this method alone, which `gpas run tuned` found with the first seed"
 
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:

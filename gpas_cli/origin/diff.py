@@ -21,7 +21,7 @@ from gpas_cli.structure import HIDDEN, Number
 from gpas_cli.words import listed
 
 # Curves of speed and memory differ between any two runs.
-_OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
+_OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "mean_loss", "lr", "grad_norm"}
 _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
 
 

@@ -255,7 +255,7 @@ def _table_frame(table: Table) -> pd.DataFrame:
 
 def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
     summary, delta = cell.summary, cell.delta
-    low, high = cell.interval or (math.nan, math.nan)
+    low, high = (delta and delta.interval) or (math.nan, math.nan)
     published = {source: cell.printed.get(source) for source in table.published}
     return {
         "mean": summary.mean if summary else math.nan,

@@ -13,8 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, linear_regression
-from typing import Annotated
+from typing import Annotated, Any
 
+from gpas_cli.statistics.arrivals import Arrival, median, median_interval
 from gpas_cli.structure import Number
 
 _GAUSSIAN = NormalDist()
@@ -25,7 +26,7 @@ ROUNDING = 1e-9  # numbers that differ by less, relative to the compared ones, a
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The mean of n numbers."""
+    """The mean of n numbers; of arrivals, the median."""
 
     mean: Number
     std: Annotated[Number | None, "sample standard deviation (n - 1): 0 of equal numbers, null of a single one"]
@@ -34,10 +35,11 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences own - base over the seeds that both have.
+    """The difference from the base: the mean over pairs of the same seed.
 
     `t` and `p` of the paired t test are None with fewer than two pairs, or when all differences are equal up to
-    rounding or one is not a number.
+    rounding or one is not a number. Of arrivals, `mean` is the median, its interval is by bootstrap, and there is no t
+    test.
     """
 
     mean: Number
@@ -47,6 +49,9 @@ class Paired:
     higher: Annotated[int, "pairs with a higher number than the base"]
     t: Annotated[Number | None, "Student's t of the paired differences"]
     p: Annotated[Number | None, "its two-sided p value"]
+    interval: Annotated[
+        tuple[float, float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
+    ]
 
 
 def same(a: float, b: float, scale: float = 0.0) -> bool:
@@ -66,6 +71,8 @@ def aggregate(values: Sequence[float], scale: float = 0.0) -> Aggregate:
     """
     if not values:
         raise ValueError("no values")
+    if arrivals := [value for value in values if isinstance(value, Arrival)]:
+        return Aggregate(median(arrivals), None, len(arrivals))
     if not all(map(math.isfinite, values)):
         total = sum(values)
         return Aggregate(total, None if len(values) == 1 else math.nan, len(values))
@@ -83,6 +90,8 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
     seeds = [seed for seed in own if seed in base]
     if not seeds:
         return None
+    if isinstance(own[seeds[0]], Arrival):
+        return _paired_arrivals([(own[seed], base[seed]) for seed in seeds])
     differences = [own[seed] - base[seed] for seed in seeds]
     s = aggregate(differences, max(abs(values[seed]) for values in (own, base) for seed in seeds))
     t = s.mean / s.std * math.sqrt(s.n) if s.std and math.isfinite(s.std) else None
@@ -95,10 +104,27 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
         higher=sum(d > 0 for d in unequal),
         t=t,
         p=None if t is None else two_sided_p(t, s.n - 1),
+        interval=mean_interval(s),
     )
 
 
-def mean_interval(summary: Aggregate | Paired, level: float = 0.95) -> tuple[float, float] | None:
+def _paired_arrivals(pairs: Sequence[tuple[Any, Any]]) -> Paired:
+    differences = [own.after(base) for own, base in pairs]
+    one = float(differences[0].speed)  # the base is once as fast as itself
+    ends = median_interval(differences)
+    return Paired(
+        mean=median(differences) - one,
+        std=None,
+        n=len(pairs),
+        lower=sum(own < base for own, base in pairs),
+        higher=sum(own > base for own, base in pairs),
+        t=None,
+        p=None,
+        interval=(ends[0] - one, ends[1] - one) if ends else None,
+    )
+
+
+def mean_interval(summary: Aggregate, level: float = 0.95) -> tuple[float, float] | None:
     """Return the t interval of the mean: mean -+ t(n - 1) std / sqrt(n), which covers the true mean with `level`.
 
     None without a spread to estimate: a single number, equal numbers, or numbers (or ends) not finite. Assumes that the

@@ -15,7 +15,7 @@ from gpas_cli.store.journal import Line
 STEP_CURVES = {
     name: name
     for name in (
-        *("loss", "lr", "grad_norm", "tokens_per_second"),
+        *("loss", "mean_loss", "lr", "grad_norm", "tokens_per_second"),
         *("seconds_per_step", "flops_per_second", "mfu", "memory", "loss_scale"),
     )
 }

@@ -104,7 +104,9 @@ class Health:
     above max(its first value, ln V) + `margin` for `patience` updates in a row. ln V is the loss of guessing uniformly;
     a network that learns nothing at all (a Post-LN plateau) stays below the threshold.
 
-    `state` holds everything that these decisions depend on: a window of values, a count and the first loss. It is
+    `unlogged` are the losses since the last log line, of which it reports the mean.
+
+    `state` holds everything that these depend on: a window of values, a count, the first and the unlogged losses. It is
     written to watch-<update>.json beside each checkpoint, so that a resumed run reports the same spikes as an
     uninterrupted one.
     """
@@ -114,6 +116,7 @@ class Health:
         self.guessing = math.log(vocab)
         self.first: float | None = None
         self.high = 0
+        self.unlogged: list[float] = []
         self._detectors = {of: _Detector(of, watch) for of in _FLOORS}
 
     def add(self, step: int, loss: float, grad_norm: float | None) -> tuple[list[Spike], Divergence | None]:
@@ -126,6 +129,7 @@ class Health:
             name = {"loss": "training loss", "grad_norm": "gradient norm"}[of]
             if not math.isfinite(value):
                 return [], Divergence(step, f"the {name} of update {step} is {value}", finite=False)
+        self.unlogged.append(loss)
         spikes = [spike for of, value in values.items() if (spike := self._detectors[of].add(step, value))]
         return spikes, self._too_high(step, loss)
 
@@ -144,12 +148,13 @@ class Health:
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, JSON-ready."""
         series = {of: {"recent": list(d.recent), "inside": d.inside} for of, d in self._detectors.items()}
-        return {"first": self.first, "high": self.high, "series": series}
+        return {"first": self.first, "high": self.high, "unlogged": list(self.unlogged), "series": series}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`, whose window may have had another length."""
         self.first = state["first"]
         self.high = state["high"]
+        self.unlogged = list(state.get("unlogged", ()))  # states of earlier versions have none
         for of, detector in self._detectors.items():
             detector.recent.extend(state["series"][of]["recent"])
             detector.inside = state["series"][of]["inside"]
@@ -318,8 +323,11 @@ class Observer:
         return divergence
 
     def log(self, position: Position) -> None:
-        """Report the last settled update and the speed since the last mark."""
-        self.emit(replace(self._last, steps=self.steps, tokens=position.tokens, **self.meter.read(position)))
+        """Report the last settled update, and the mean loss and the speed since the last line."""
+        losses, self.health.unlogged = self.health.unlogged, []
+        mean = statistics.fmean(losses) if losses else None
+        rates = self.meter.read(position)
+        self.emit(replace(self._last, mean_loss=mean, steps=self.steps, tokens=position.tokens, **rates))
 
     def record(self, folder: Path, position: Position) -> Callable[[], None]:
         """Return what writes the present state, which a run resumed from the checkpoint of `position` in `folder`

@@ -7,7 +7,7 @@ import pytest
 from face import Face
 
 from gpas_cli.errors import Exit
-from gpas_cli.extensions.campaigns.halving import rounds
+from gpas_cli.extensions.campaigns.halving import Method, Trial, rounds
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
@@ -41,6 +41,21 @@ def test_rounds_get_fewer_and_longer() -> None:
     assert rounds(8) == [(8, 4), (4, 2), (2, 1)]
 
 
+def test_the_best_of_a_round_has_a_worse_neighbour_on_both_sides_in_that_round() -> None:
+    """Short trainings prefer 4 and 8; whole ones 2, which the last round reaches from above."""
+    method = Method("pre", None, 4.0, (1.0, 2.0, 4.0, 8.0))  # type: ignore[arg-type]
+    method.trials = [Trial(value, 4, abs(value - 5.9)) for value in method.values]
+    assert method.beyond() is None
+    for value in method.ranked()[:2]:
+        method.trials.append(Trial(value, 1, abs(value - 2)))
+    tried = []
+    while (value := method.beyond()) is not None:
+        tried.append(value)
+        method.trials.append(Trial(value, 1, abs(value - 2)))
+    assert (tried, method.best, method.at_edge) == ([2.0, 1.0], 2.0, False)
+    assert method.values == (1.0, 2.0, 4.0, 8.0)
+
+
 def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None:
     write_numbers(face, {"pre": 2e-3, "pre-gpas": 4e-3})
     found = tune(face, "--where", "norm=pre")
@@ -49,21 +64,21 @@ def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None
     }  # fmt: skip
     assert found["trainings"] == 5 / 4 + 2
     for method, beyond in zip(found["methods"], (0, 1), strict=True):
-        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 2
-        assert method["trainings"] == (5 + beyond) / 4 + 2
-    assert len(ran(face)) == 15
+        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 3
+        assert method["trainings"] == (5 + beyond) / 4 + 3
+    assert len(ran(face)) == 17
     assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
     rates = {
         entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
     }
     assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
     assert tune(face, "--where", "norm=pre") == found
-    assert len(ran(face)) == 15
+    assert len(ran(face)) == 17
     text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL, "--out", "search.svg")
     assert "end of the range" not in text.err
     assert "gpas run small-tuned" in text.out
     drawn = (face.folder / "search.svg").read_text()
-    assert all(words in drawn for words in ("pre: 3.25 trainings", "pre-gpas: 3.5 trainings", "whole trainings"))
+    assert all(words in drawn for words in ("pre: 4.25 trainings", "pre-gpas: 4.5 trainings", "whole trainings"))
 
 
 @pytest.mark.long
@@ -102,13 +117,14 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     )
     write_numbers(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
     said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
-    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]
+    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[2, 3], [2, 3]]  # seed 1 chose the rates
     assert "Validation perplexity by optim.lr" in said.err
     assert "Its figure: gpas run tuned small --out search.svg" in said.err
     (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
     assert claim["command"] == "gpas run claims gate-lowers --tuned --max-seeds 8"
     assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
-    assert not face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]["n"]
+    untuned = face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]
+    assert [seed["own"] is not None for seed in untuned["seeds"]] == [True, False]  # a trial at the declared rate
 
 
 @pytest.mark.parametrize(

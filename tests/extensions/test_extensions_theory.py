@@ -251,9 +251,8 @@ def test_activations_change_alike(scheme: str, gate: str, tmp_path: Path, monkey
     assert abs(exponents["width", "mup", "4"]) < 0.15
     assert exponents["width", "standard", "4"] > 0.5 or scheme in (*IDENTITY, *NORMED)
     assert abs(exponents["depth", "completep", "4"]) < 0.2
-    grown = exponents["depth", "standard", "4"]
-    assert grown == exponents["depth", "mup", "4"]
-    assert grown > 0.35 or scheme in IDENTITY
+    assert exponents["depth", "standard", "4"] > 0.35 or scheme in IDENTITY
+    assert {one.flat for one in found if one.parametrisation != "standard"} == {True, None}
     # The logits' initial values shrink as 1/sqrt(width), and with them a part of their change.
     assert exponents["width", "standard", "logits"] > 0.7 > 0.1 > exponents["width", "mup", "logits"] > -0.3
     assert abs(exponents["depth", "completep", "logits"]) < 0.1

@@ -163,7 +163,7 @@ def test_the_grid_has_the_tuned_cells_with_their_settings_over_all_others(varied
     rates = {name: entry.cell.optim.lr for name, entry in found.items()}
     assert rates == {"pre-s1": 0.003, "pre-s2": 0.003, "post-gpas-s1": 2e-5, "post-gpas-s2": 2e-5}
     assert found["post-gpas-s1"].notes == (
-        "Post-LN diverges", "the best setting of this method alone, found by `gpas run tuned`",
+        "Post-LN diverges", "the best setting of this method alone, which `gpas run tuned` found with the first seed",
     )  # fmt: skip
     assert experiments.grids["varied-tuned"].table_spec.title == "Two schemes, each method tuned"
     plain = {entry.name: entry for entry in expand(experiments, ["varied"])}

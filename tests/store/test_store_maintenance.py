@@ -278,7 +278,7 @@ def event(kind: str, **fields: Any) -> Line:
 def test_steps_and_evaluations_become_curves() -> None:
     speed = {"tokens_per_second": 7, "seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
     speed["loss_scale"] = 512.0
-    step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens=192, **speed)
+    step = event("step", step=3, steps=9, loss=2.0, mean_loss=2.1, lr=1e-3, grad_norm=0.5, tokens=192, **speed)
     scores = dict.fromkeys(_EVALUATION_CURVES, 1.5)
     evaluation = event("evaluation", step=4, **scores, tokens=64, loss_reference=1.4)
     changes = project_events([step, evaluation])

@@ -94,7 +94,7 @@ def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch)
     network = trained()
     for step in range(1, 11):
         layers = measure_layers(network, []) if step == 10 else None
-        observer.add(Update(step, torch.tensor(5.0), 0.01, torch.tensor(1.0), layers))
+        observer.add(Update(step, torch.tensor(float(step)), 0.01, torch.tensor(1.0), layers))
     calls = []
     once = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda self: calls.append(len(self)) or once(self))
@@ -104,7 +104,7 @@ def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 1
     layers, step = events
     assert (type(layers), type(step)) == (Layers, Step)
-    assert step.loss == 5.0
+    assert (step.loss, step.mean_loss) == (10.0, 5.5)
     assert step.seconds_per_step > 0
 
 
@@ -273,6 +273,12 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
     health.save(tmp_path, 30)
     assert [path.name for path in tmp_path.glob("watch-*")] == ["watch-00000030.json"]
     assert not list(tmp_path.glob(".watch*"))
+
+
+def test_a_state_of_before_mean_losses_is_read(tmp_path: Path) -> None:
+    state = {name: value for name, value in Health(Monitoring(), VOCAB).state().items() if name != "unlogged"}
+    (tmp_path / "watch-00000010.json").write_text(json.dumps(state))
+    assert _read_state([tmp_path], 10) == state
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"first": 1}', "null"])

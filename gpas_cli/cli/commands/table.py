@@ -17,6 +17,7 @@ from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
+from gpas_cli.grid.document import spelled
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.recorded import Recorded
@@ -157,7 +158,8 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
     """Return the table of the chosen cells. others: with what others have contributed, in columns of its own."""
     converges = any(name in CONVERGENCE for name in (*values, spec.value))
     if converges and spec.best:
-        raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
+        of = f"the best {spec.best} is chosen by a result of the training, not by {', '.join(CONVERGENCE)}"
+        raise GpasError(f"{of}; select one: --where {spec.best}={spelled(chosen[0].axes.get(spec.best))}")
 
     def made(known: Recorded) -> Table:
         if converges:

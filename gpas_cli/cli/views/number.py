@@ -15,7 +15,6 @@ from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.state.usage import Usage
-from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, date_and_time, fixed, listed
 
@@ -177,7 +176,7 @@ def _difference(origin: NumberOrigin) -> str:
         return f"no {place.table.spec.over} has both numbers; {theirs}"
     digits = place.metric.digits
     test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
-    if bounds := mean_interval(delta):
+    if bounds := delta.interval:
         test = f", 95 % interval {fixed(bounds[0], digits, '+')} to {fixed(bounds[1], digits, '+')}{test}"
     return f"{fixed(delta.mean, digits, '+')} over {count(delta.n, 'pair')}{test}; {theirs}"
 

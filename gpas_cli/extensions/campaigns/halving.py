@@ -18,7 +18,7 @@ from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last
-_MOST_BEYOND = 4  # values for each method, in addition to the requested ones
+_MOST_BEYOND = 4  # trials for each method, in addition to those of the rounds
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Trial:
 @dataclass
 class Method:
     """The cells that differ only in the seed: their name without it, the first of them, the declared value, the values
-    to try in ascending order, how many of these were added, and the trials so far."""
+    to try in ascending order, how many trials were added to the rounds, and the trials so far."""
 
     name: str
     entry: Entry
@@ -60,8 +60,9 @@ class Method:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best value is the smallest or the largest one: one beyond it may be better."""
-        return self.best in (self.values[0], self.values[-1])
+        """Whether the best value is the smallest or the largest of the last round: one beyond it may be better."""
+        tried = self.ranked()
+        return self.best in (min(tried), max(tried))
 
     @property
     def cost(self) -> float:
@@ -73,15 +74,20 @@ class Method:
         return {trial.value: trial for trial in self.trials}  # later rounds replace earlier ones
 
     def beyond(self) -> float | None:
-        """Add a value beyond the best one, as far as that is from its neighbour, and return it; None if the best value
-        is at no end, or if enough were added."""
+        """Return the value to try beyond the best one of the last round: the next of an earlier round, or a new one as
+        far from it as its neighbour. None if the best is at no end of the round, or if enough were tried so."""
         if not self.at_edge or self.added == _MOST_BEYOND:
             return None
-        low = self.best == self.values[0]
+        self.added += 1
+        place = self.values.index(self.ranked()[0])
+        low = self.best == min(self.ranked())
+        if low and place:
+            return self.values[place - 1]
+        if not low and place + 1 < len(self.values):
+            return self.values[place + 1]
         edge, inner = self.values[:2] if low else self.values[:-3:-1]
         value = float(f"{edge * edge / inner:.6g}")
         self.values = (value, *self.values) if low else (*self.values, value)
-        self.added += 1
         return value
 
 

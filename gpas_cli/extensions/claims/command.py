@@ -217,6 +217,8 @@ def _parts(parts: Sequence[Part]) -> Columns:
 
 def _effect_text(part: Part, effect: float | None) -> str:
     """Return an effect with three digits, a ratio with four: ratios of interest are close to 1."""
+    if effect is not None and math.isinf(effect) and part.comparison.value.metric in CONVERGENCE:
+        return "never"
     return "" if effect is None else _number(effect, 4 if part.comparison.logarithmic else 3)
 
 
@@ -275,6 +277,8 @@ def _notes(verdict: Verdict) -> Iterator[str]:
     if verdict.missing:
         names = [f"{status.entry.id} ({STATE_NAMES.get(status.state, status.state)})" for status in verdict.missing]
         yield f"{count(len(names), 'run')} {verb(len(names), 'has', 'have')} no number yet: {listed(names, 4)}."
+    if verdict.claim.tuned:
+        yield "The first seed chose the settings, and is left out."
     if verdict.claim.toy:
         yield "At toy size the verdict is about these small networks, not about the paper's."
 

@@ -12,7 +12,8 @@ The tests of whether the mean effect lies inside an open interval (low, high), o
 t          Student's t test against the nearest bound. `inside`: against every finite bound, the larger p counts, as
            in the two one-sided tests of equivalence. `outside`: beyond some bound, with a Bonferroni factor if there
            are two. p values are two-sided, so that p < 0.05 exactly if the 95 % interval is inside (or outside).
-sign       the exact sign test, where a run diverged: its effect is infinite, so that only the side counts.
+sign       the exact sign test, where a run diverged, or never reached what its speed-up is measured by: its effect is
+           infinite, so that only the side counts.
 each-run   no test: the claim is about every run.
 
 Effects that equal a bound, or each other, up to rounding of the compared numbers are ties; the largest of these numbers
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpas_cli.extensions.claims.measure import Group, groups
@@ -31,15 +32,16 @@ from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDEC
 from gpas_cli.extensions.claims.verdict import Part, Verdict, has_added_seeds, judged
 from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Entry
 from gpas_cli.grid.document import Label
-from gpas_cli.report.convergence import smooth_losses
+from gpas_cli.report.convergence import length_fault, smooth_losses
 from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.entry_status import EntryStatus, by_variant
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
+from gpas_cli.statistics.arrivals import Arrival
+from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, paired, same, two_sided_p
 
 _LEVEL = 0.95
 _ALPHA = 0.05
@@ -52,12 +54,18 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     Raises GpasError where two cells could be the subject or the base of the same seed, or a cell lacks the stage that
     reports the value.
     """
-    known = replace(known, entries=tuple(entry for entry in known.entries if entry.grid in claim.grids))
+    entries = [entry for entry in known.entries if entry.grid in claim.grids]
+    if claim.tuned:  # the first seed has chosen the setting, which favours the method whose numbers vary more
+        alike = by_variant(entries, claim.comparisons[0].over)
+        entries = [entry for seeds in alike for entry in seeds[1:]]
+    known = replace(known, entries=tuple(entries))
     present = {entry.grid for entry in known.entries}
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
     speeds = any(comparison.value.metric in CONVERGENCE for comparison in claim.comparisons)
+    if speeds and (fault := length_fault(known.entries)):
+        return Verdict(claim, UNDECIDED, (), reason=fault)
     losses = smooth_losses(known) if speeds else {}
     titles = scheme_titles(known.entries)
     found = ((comparison, groups(comparison, known, losses)) for comparison in claim.comparisons)
@@ -90,7 +98,7 @@ def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> 
     reason = _reasons(_why_untested(effects, tested), part)
     part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=reason)
     if tested.mean is None:
-        return part
+        return _with_median(part)
     further = _needed(part, tested.mean)
     return replace(
         part,
@@ -101,13 +109,20 @@ def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> 
     )
 
 
+def _with_median(part: Part) -> Part:
+    """Return the part with the median effect and its interval if its runs are compared by when they arrive."""
+    own: dict[Hashable, float] = {p.seed: p.own.value for p in part.pairs if isinstance(p.own.value, Arrival)}
+    found = paired(own, {p.seed: p.base.value for p in part.pairs if p.base and p.base.value is not None})
+    return replace(part, effect=found.mean, interval=found.interval) if found else part
+
+
 def _reasons(first: str, part: Part) -> str:
     return "; ".join(filter(None, [first, part.left_out(), part.skipped()]))
 
 
 def _why_untested(effects: Sequence[float], tested: _Assessed) -> str:
     if tested.p is not None:
-        return "a run diverged, so that only signs count" if tested.name == SIGN else ""
+        return "a run diverged or never got there, so that only signs count" if tested.name == SIGN else ""
     if len(effects) == 1:
         return "one seed: a test needs two or more"
     return "the effects of all seeds are equal, so that their spread is unknown"

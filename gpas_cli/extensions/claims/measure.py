@@ -22,6 +22,7 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import Points, by_layer
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.spec.stage import CONVERGENCE
+from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
@@ -319,11 +320,13 @@ def _refuse_repeated(comparison: Comparison, subjects: Sequence[Entry]) -> None:
 
 
 def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> float | None:
-    """Return the effect of one seed on the scale of its test."""
+    """Return the effect of one seed on the scale of its test: infinite if the subject never arrives."""
     if own.value is None or (base is not None and base.value is None):
         return None
     if base is None or base.value is None:
         return None if math.isnan(own.value) else own.value
+    if isinstance(own.value, Arrival) and not own.value.arrived:
+        return -math.inf if own.value.speed else math.inf
     if comparison.compare == "difference" or math.isinf(own.value) or math.isinf(base.value):
         return _difference(own.value, base.value)
     if min(own.value, base.value) <= 0:

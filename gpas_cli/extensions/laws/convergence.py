@@ -3,9 +3,9 @@ each method gets there.
 """
 
 import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Annotated
 
 from gpas_cli.extensions.figures.figure import Figure, Line
@@ -13,7 +13,7 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.convergence import Losses, smooth_losses, with_convergence
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import CellCurve, Series, has_labels, make_series
-from gpas_cli.statistics.stats import aggregate
+from gpas_cli.statistics.arrivals import Arrival, median, median_interval
 
 _AXIS = "smoothed training loss (nats per token)"
 _FROM = 0.2  # of the updates: before, the loss falls so much that no difference can be seen
@@ -26,7 +26,7 @@ class Speed:
     base: str
     method: str
     cells: tuple[str, ...]
-    speedups: Annotated[tuple[float, ...], "updates of the base over the run's; 0: never"]
+    speedups: Annotated[tuple[Arrival, ...], "updates of the base over the run's; 0: never"]
     updates: Annotated[tuple[float | None, ...], "null: never"]
 
     @property
@@ -36,18 +36,19 @@ class Speed:
 
     @property
     def factor(self) -> str:
-        """The mean speed-up and its standard deviation: "1.30 ± 0.05"."""
-        known = aggregate(self.speedups)
-        return f"{known.mean:.2f}{f' ± {known.std:.2f}' if known.std else ''}"
+        """The median speed-up and its 95 % interval: "1.30 (1.22 to 1.35)"."""
+        low, high = median_interval(self.speedups) or (0.0, 0.0)
+        return f"{median(self.speedups):.2f}{f' ({low:.2f} to {high:.2f})' if low < high else ''}"
 
     @property
     def words(self) -> str:
-        """What the runs show: "Pre-LN + GPAS: 1.30 ± 0.05 times as fast as Pre-LN, at update 463"."""
+        """What the runs show: "Pre-LN + GPAS: 1.30 (1.22 to 1.35) times as fast as Pre-LN, at update 463"."""
         runs = len(self.updates)
         if not self.there:
             return f"{self.method}: does not reach the final loss of {self.base}"
         few = f" ({len(self.there)} of {runs} runs)" if len(self.there) < runs else ""
-        return f"{self.method}: {self.factor} times as fast as {self.base}, at update {fmean(self.there):,.0f}{few}"
+        at = f"{statistics.median(self.there):,.0f}{few}"
+        return f"{self.method}: {self.factor} times as fast as {self.base}, at update {at}"
 
 
 def convergence(
@@ -87,21 +88,21 @@ def _panel(
     if not bases or len(bases) == len(series):
         return None
     base = bases[0]
-    level = fmean(losses[run.stage][-1][1] for run in base.runs)
+    level = statistics.fmean(losses[run.stage][-1][1] for run in base.runs)
     speeds: list[Speed] = []
     stars: list[Line] = []
     drawn = [base]
     for one in (one for one in series if one not in bases):
         known = {run.entry.id: found.results[run.stage].metrics for run in one.runs}
-        known = {name: metrics for name, metrics in known.items() if "speedup" in metrics}
-        updates = [metrics["updates_to"] for metrics in known.values()]
+        factors = {name: own for name, metrics in known.items() if isinstance(own := metrics.get("speedup"), Arrival)}
+        updates = (known[name]["updates_to"] for name in factors)
         reached = tuple(update if math.isfinite(update) else None for update in updates)
-        speed = Speed(base.title, one.title, tuple(known), tuple(each["speedup"] for each in known.values()), reached)
-        if known:
+        speed = Speed(base.title, one.title, tuple(factors), tuple(factors.values()), reached)
+        if factors:
             speeds.append(speed)
         drawn.append(replace(one, title=f"{one.title}, speed-up {speed.factor}") if speed.there else one)
         if speed.there:
-            points = ((fmean(speed.there), level),)
+            points = ((statistics.median(speed.there), level),)
             star = Line(speed.words, points, (), one.colour, one.style, one.shade, form="best", in_legend=False)
             stars.append(star)
     note = "line: the final loss of the base; stars: where a method reaches it"

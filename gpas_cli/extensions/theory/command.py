@@ -14,10 +14,11 @@ import typer
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.options import AsJson, Cell, Cells, with_grouped_options
 from gpas_cli.cli.selection import find_cells, project
+from gpas_cli.cli.views.columns import Cell as Shown
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.documents import DocumentJson
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.figures.drawing import Output
 from gpas_cli.extensions.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
@@ -144,6 +145,7 @@ class _ChangeJson(Document):
     at: Annotated[Sequence[int], "the widths or depths"]
     changes: Annotated[Sequence[float], "root mean square of the change at each of them"]
     exponent: Annotated[float, "of a power law fitted to them; 0 is flat"]
+    flat: Annotated[bool | None, "whether it is flat; null where the parametrisation does not promise it"]
 
 
 class CoordinatesJson(DocumentJson):
@@ -316,7 +318,7 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     Small networks with the cell's scheme, gate and recipe train for a few updates. In muP the change of the stream and
     of the logits does not depend on the width, in CompleteP not on the depth either; in the standard parametrisation it
     grows. The logits show this growth over the width only after some tens of updates (--updates 25); before, their
-    change falls.
+    change falls. Exit code 4 if the stream is not flat where it should be.
 
     Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
     """
@@ -331,19 +333,20 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
         lines = {f"{one.parametrisation}, {_place(one.place)}": list(zip(one.at, one.changes, strict=True))
                  for one in chosen}  # fmt: skip
         figures.append(_figure(f"Change after {updates} updates", over, "root mean square", lines, log=True))
-    rows = [
-        [one.over, one.parametrisation, _place(one.place), *(f"{c:.3g}" for c in one.changes)]
-        + [""] * (4 - len(one.at))
-        + [f"{one.exponent:.2f}"]
-        for one in found
-    ]
-    heads = ("over", "parametrisation", "change of", "x 1", "x 2", "x 4", "x 8", "exponent")
+    verdicts: dict[bool | None, Shown] = {True: ("flat", "green"), False: ("not flat", "red"), None: ""}
+    rows: list[list[Shown]] = []
+    for one in found:
+        measured = [*(f"{change:.3g}" for change in one.changes), *[""] * (4 - len(one.at)), f"{one.exponent:.2f}"]
+        rows.append([one.over, one.parametrisation, _place(one.place), *measured, verdicts[one.flat]])
+    heads = ("over", "parametrisation", "change of", "x 1", "x 2", "x 4", "x 8", "exponent", "verdict")
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
-    changes = [_ChangeJson(**vars(one)) for one in found]
+    changes = [_ChangeJson(**vars(one), flat=one.flat) for one in found]
     document = CoordinatesJson(cell=entry.id, updates=updates, changes=changes, panels=_panels(figures))
-    _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:])), note)
+    _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:-1])), note)
+    if any(one.flat is False for one in found):
+        raise typer.Exit(Exit.FAILED)
 
 
 def _law_json(law: Law) -> _ExponentJson:

@@ -181,6 +181,8 @@ def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> _LengthLaw:
 _LEAST_WIDTH = 32
 _FACTORS = {"width": (1, 2, 4, 8), "depth": (1, 2, 4)}
 _LAYERS = 4  # of the networks of different width, and of the base: the fewest of a Mix-LN network
+_PROMISES = {"mup": "width", "completep": "depth"}  # over which the stream changes alike, by parametrisation
+_FLAT = 0.25  # of exponents; those of right rules are at most 0.2, without the rule of the matrices' rate 0.6 to 0.8
 _PLACES = (0, 2, 4)  # layers of the base after which the stream is measured
 
 
@@ -200,12 +202,19 @@ class Change:
     changes: tuple[float, ...]
     exponent: float
 
+    @property
+    def flat(self) -> bool | None:
+        """Whether the stream changes alike; None where the parametrisation does not promise it. The logits are not
+        judged: in muP their change falls over the width in the first updates."""
+        promised = self.place != "logits" and _PROMISES.get(self.parametrisation) == self.over
+        return abs(self.exponent) <= _FLAT if promised else None
+
 
 def coordinates(
     cell: Cell, cache: Path, root: Path, updates: int = 5, notify: Callable[[str], None] = lambda message: None
 ) -> list[Change]:
     """Train networks of four widths and of three depths with the scheme and recipe of `cell`, each in the standard
-    parametrisation, in muP and, of several depths, in CompleteP; return the changes.
+    parametrisation and, of several widths, in muP, of several depths, in CompleteP; return the changes.
 
     The base is the narrowest and shallowest of them; the width of a head and the ratio of `ffn` to `hidden` are the
     cell's. Raises InvalidExperiments if the recipe has no such parametrisation.
@@ -217,11 +226,11 @@ def coordinates(
     sample = own_text(cell, cache, root) or random_text(cell)
     found = []
     with suitable_threads(size):
-        for over, kinds in (("width", ({}, mup)), ("depth", ({}, mup, complete))):
+        for over, scaled in (("width", mup), ("depth", complete)):
             at = tuple((width if over == "width" else _LAYERS) * factor for factor in _FACTORS[over])
             shapes = [(value, _LAYERS) if over == "width" else (width, value) for value in at]
             # All cells before the first training: a recipe without a rule is refused here.
-            for how, cells in [(how, [_at(cell, *shape, how) for shape in shapes]) for how in kinds]:
+            for how, cells in [(how, [_at(cell, *shape, how) for shape in shapes]) for how in ({}, scaled)]:
                 kind = str(how.get("kind", "standard"))
                 rows = []
                 for value, own in zip(at, cells, strict=True):

@@ -35,7 +35,8 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     delta = ""
     if cell.delta is not None:
         star = "*" if significant(cell) else ""
-        half = (cell.interval[1] - cell.interval[0]) / 2 if cell.interval else None
+        ends = cell.delta.interval
+        half = (ends[1] - ends[0]) / 2 if ends else None
         delta = f" ({_with_spread(cell.delta.mean, half, digits, style, '+')}{star})"
     status = f" {style.escape(f'[{cell.status}]')}" if cell.status else ""
     return marked + delta + status

@@ -83,10 +83,13 @@ def _reading(table: Table) -> Iterator[Note]:
         against = ", ".join(f"{axis} {spelled(label)}" for axis, label in table.spec.against.items())
         several = any(len(cell.statuses) > 1 for cell in compared)
         paired = f", the mean over the {over}s that both have" if several else ""
-        interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in compared) else ""
+        known = any(one.delta and one.delta.interval for one in compared)
+        interval = " ± half its 95 % interval, by Student's t" if known else ""
         yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}{interval}")
-    if any(column.metric.name in CONVERGENCE for column in table.columns):
-        yield Note("delta", "training losses are means over 5 % of the updates; a speed-up of 0: never reached")
+    if arrivals := [column.metric.name for column in table.columns if column.metric.name in CONVERGENCE]:
+        medians = f"medians over {over}s, with intervals by bootstrap; a run that never gets there has a speed-up of 0"
+        loss = "until the base's final training loss, a mean over 5 % of the updates"
+        yield Note("delta", f"{', '.join(dict.fromkeys(arrivals))}: {loss}; {medians}")
     if any(map(significant, compared)):
         yield Note("delta", f"* paired t test over {over}s, two-sided p < {_SIGNIFICANT:g}, per cell, uncorrected")
     if any(cell.mark for cell in cells):
@@ -98,14 +101,19 @@ def _tuned(table: Table) -> Iterator[Note]:
     """Note which value of the axis `best` each cell shows, and which of them end the range that was tried."""
     axis = table.spec.best
     chosen: dict[str, list[str]] = {}
+    tried = set()
     for row, i, cell in _shown_cells(table) if axis else ():
         if cell.summary is not None and cell.others:
+            tried.add(len({run.entry.axes[axis] for run in cell.runs}))
             edge = _edge_of(cell, axis)
             at = f", the {edge} of those tried" if edge else ""
             chosen.setdefault(f"{spelled(cell.statuses[0].entry.axes[axis])}{at}", []).append(place(table, row, i))
     if chosen:
         each = "; ".join(f"{value}: {', '.join(places)}" for value, places in chosen.items())
-        yield Note("best", f"each cell is the best {axis}, by its mean: {each}")
+        unequal = (
+            f" of {min(tried)} to {max(tried)} values: the best of more is better by chance" if len(tried) > 1 else ""
+        )
+        yield Note("best", f"each cell is the best {axis}, by its mean{unequal}: {each}")
 
 
 def _edge_of(cell: TableCell, axis: str) -> str | None:

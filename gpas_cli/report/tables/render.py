@@ -141,7 +141,7 @@ def _theirs(cell: TableCell) -> Iterator[tuple[str, object]]:
 def _numbers(column: Column, cell: TableCell) -> _Line:
     s, d = cell.summary, cell.delta
     ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
-    low, high = cell.interval or (None, None)
+    low, high = (d and d.interval) or (None, None)
     delta = [d.mean, d.std, d.n, low, high, d.p] if d else [None] * 6
     return _named([column.metric.name, *ours, len(cell.statuses), *delta, cell.mark, cell.status])
 
@@ -229,15 +229,6 @@ class _MetricJson(Document):
         )  # fmt: skip
 
 
-class _DeltaJson(Document):
-    """The difference from the base: the mean over pairs of the same seed."""
-
-    numbers: Paired = field(metadata=FLAT)
-    interval: Annotated[
-        tuple[float, float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
-    ]
-
-
 class _PublishedNumberJson(Document):
     """A number that a paper prints."""
 
@@ -291,7 +282,7 @@ class _TableCellJson(Document):
     stderr: Annotated[Number | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
-    delta: _DeltaJson | None
+    delta: Paired | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
     contributed: Annotated[Mapping[str, _ContributedJson], "by the name of the contributor"]
@@ -402,7 +393,7 @@ def _cell_json(cell: TableCell) -> _TableCellJson:
     return _TableCellJson(
         mean=cell.summary.mean if cell.summary else None, std=cell.summary.std if cell.summary else None,
         stderr=cell.stderr, n=cell.n, wanted=len(cell.statuses),
-        delta=_DeltaJson(numbers=cell.delta, interval=cell.interval) if cell.delta else None, mark=cell.mark,
+        delta=cell.delta, mark=cell.mark,
         status=cell.status, contributed={name: _contributed_json(own) for name, own in cell.contributed.items()},
         published={source: _published_json(printed) for source, printed in cell.printed.items()},
         runs=list(map(_run_json, cell.statuses)), others=list(map(_run_json, cell.others)),

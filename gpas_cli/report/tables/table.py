@@ -99,11 +99,6 @@ class TableCell:
         return valued[0].stderr if len(valued) == 1 else None
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the difference from the base; None if there are fewer than two pairs."""
-        return stats.mean_interval(self.delta) if self.delta is not None else None
-
-    @property
     def complete(self) -> bool:
         """Whether every seed has its number, and every other setting has ended."""
         ended = all(other.value is not None or other.state == "diverged" for other in self.others)

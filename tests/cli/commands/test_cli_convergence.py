@@ -22,29 +22,34 @@ claims:
 @pytest.fixture
 def project(tmp_path: Path) -> Face:
     """Return a project in which the gate lowers the loss from 10 to 9, and with it all of the curve."""
-    made = Face(tmp_path / "project", tiny(FOUR) + CLAIMS)
+    return of_losses(tmp_path / "project", {"gpas-s1": 90.0, "gpas-s2": 90.0})
+
+
+def of_losses(folder: Path, gated: dict[str, float]) -> Face:
+    """Return a project of trainings of 400 updates whose bases end with 101 and 102."""
+    made = Face(folder, tiny(FOUR).replace("steps: 40", "steps: 400") + CLAIMS)
     for entry in made.cells():
-        made.trained(entry, 90.0 if entry.axes["gate"] == "gpas" else 100.0 + entry.axes["seed"])
+        made.trained(entry, gated.get(entry.name, 100.0 + entry.axes["seed"]), stop=400)
     return made
 
 
 def test_a_method_that_is_below_its_base_from_the_start_is_as_many_times_faster(project: Face) -> None:
     base, gated = project("table", "--value", "speedup", "--value", "updates_to", "--json").json["rows"]
-    assert [cell["mean"] for cell in base["cells"]] == [1.0, 40.0]
+    assert [cell["mean"] for cell in base["cells"]] == [1.0, 400.0]
     speedup, updates = gated["cells"]
-    assert (speedup["mean"], updates["mean"]) == (4.0, 10.0)
+    assert (speedup["mean"], updates["mean"]) == (20.0, 20.0)
     assert speedup["delta"]["n"] == 2
     said = project("table", "--value", "speedup").out
-    assert "training losses are means over 5 % of the updates; a speed-up of 0: never reached" in said
+    assert "speedup: until the base's final training loss, a mean over 5 % of the updates; medians over seeds" in said
 
 
 def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(project: Face) -> None:
     drawn = project("figure", "convergence", "tiny", "--json").json
     (panel,), (speed,) = drawn["panels"], drawn["speeds"]
-    assert panel["level"] == pytest.approx(10.15 + 0.1)  # 10.1 and 10.2 at the end, and 4 / 40
-    assert [one["title"] for one in panel["series"]] == ["Pre-LN", "Pre-LN + GPAS, speed-up 4.00"]
-    assert [line["points"] for line in panel["lines"]] == [[[10.0, panel["level"]]]]
-    assert (speed["method"], speed["speedups"], speed["updates"]) == ("Pre-LN + GPAS", [4.0, 4.0], [10.0, 10.0])
+    assert panel["level"] == pytest.approx(10.15 + (4 / 390 + 4 / 400) / 2)  # 10.1 and 10.2, and 4 / update
+    assert [one["title"] for one in panel["series"]] == ["Pre-LN", "Pre-LN + GPAS, speed-up 20.00"]
+    assert [line["points"] for line in panel["lines"]] == [[[20.0, panel["level"]]]]
+    assert (speed["method"], speed["speedups"], speed["updates"]) == ("Pre-LN + GPAS", [20.0, 20.0], [20.0, 20.0])
     back = project("figure", "convergence", "tiny", "--against", "gate=gpas", "-o", "slow.svg").out
     assert "Pre-LN: does not reach the final loss of Pre-LN + GPAS." in back
     assert (project.folder / "slow.svg").is_file()
@@ -63,15 +68,38 @@ def test_the_curves_of_a_claim_are_read_once(project: Face, monkeypatch: pytest.
         "    subject: {gate: gpas}\n", f"    parts: [{part.replace('SEED', '1')}, {part.replace('SEED', '2')}]\n"
     )
     (claim,) = project("claims", "faster", "--json").json["claims"]
-    assert [part["effect"] for part in claim["parts"]] == [3.0, 3.0]
-    assert read == ["loss"]
+    assert [part["effect"] for part in claim["parts"]] == [19.0, 19.0]
+    assert read == ["mean_loss"]
 
 
 def test_a_claim_about_a_speed_up_is_judged_by_curves(project: Face) -> None:
     (claim,) = project("claims", "faster", "--json").json["claims"]
     (part,) = claim["parts"]
     assert part["n"] == 2
-    assert part["effect"] == 3.0  # four times as fast: at update 10 of 40, the first after the window of the mean
+    assert part["effect"] == 19.0  # 20 times as fast: at update 20 of 400, the first after the window of the mean
+
+
+def test_a_run_that_never_gets_there_is_later_than_its_end(tmp_path: Path) -> None:
+    """One of two never arrives: the median is unknown, and only signs count."""
+    made = of_losses(tmp_path / "project", {"gpas-s1": 90.0, "gpas-s2": 110.0})
+    (_, gated) = made("table", "--value", "speedup", "--value", "updates_to", "--json").json["rows"]
+    assert [cell["mean"] for cell in gated["cells"]] == [0.0, "inf"]
+    (part,) = made("claims", "faster", "--json").json["claims"][0]["parts"]
+    assert (part["test"], part["effect"]) == ("sign", -1.0)
+    assert [seed["effect"] for seed in part["seeds"]] == [19.0, "-inf"]
+    said = made("claims", "faster").out
+    assert "never" in said
+    assert "a run diverged or never got there, so that only signs count" in said
+
+
+def test_short_trainings_have_no_speed_up(tmp_path: Path) -> None:
+    made = Face(tmp_path / "project", tiny(FOUR) + CLAIMS)
+    for entry in made.cells():
+        made.trained(entry, 90.0)
+    said = made("table", "--value", "speedup", expect=2).err
+    assert "the mean loss over 5 % of the 40 updates of tiny/s1 is noise" in said
+    assert "speedup need trainings of 400 updates or more" in said
+    assert "tiny/s1 is noise" in made("claims", "faster").out
 
 
 @pytest.mark.whole
@@ -85,7 +113,8 @@ def test_what_is_derived_is_neither_declared_nor_tuned(project: Face) -> None:
     assert "is computed on request: gpas table tiny --value speedup" in project("plan", expect=2).err
     project.declare(tiny(FOUR).replace("seed: [1, 2]", "seed: [1, 2], optim.lr: [1e-3, 2e-3]"))
     said = gpas(project.folder, "table", "--best", "optim.lr", "--value", "speedup", expect=2).err
-    assert "--best optim.lr chooses by a result of the training" in said
+    assert "the best optim.lr is chosen by a result of the training" in said
+    assert "select one: --where optim.lr=0.001" in said
 
 
 def test_the_best_of_an_axis_and_its_envelope(tmp_path: Path) -> None:
