@@ -34,7 +34,7 @@ COMMANDS = {
     "table": ("table",),
     "claims": ("claims",),
     "why": ("why", "pre-lr0.0001-s1"),
-    "top": ("top",),
+    "watch": ("status", "--watch"),
 }
 HERE = Path(__file__).parents[1]
 

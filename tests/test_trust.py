@@ -351,7 +351,13 @@ def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeyp
     toy("rerun", "pre-s1", "--yes")
     commands = (
         *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
-        *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("history",), ("logs", "pre-s1"), ("top", "small")),
+        *(
+            ("explain", "pre-s1"),
+            ("diff", "pre-s1", "pre-s1"),
+            ("history",),
+            ("logs", "pre-s1"),
+            ("status", "--watch", "small"),
+        ),
         *(("table", "small"), ("doctor",), ("db", "check"), ("report", "-o", "report.html")),
         ("export", "--archive", "small.tar", "small"),
     )

@@ -231,8 +231,8 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     shown = (". Table: ", (f"gpas table {shlex.join(named)}{paper}", "bold")) if named or not varied else (".",)
     say(Text.assemble((counts_of(summary), "bold"), *shown))
     if varied:
-        say("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
-        say("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
+        say("No grid declares cells with settings of the command line. `gpas table` and `gpas status`")
+        say("show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
     if summary.interrupted:
         say("Run the same command to resume from the last checkpoints.")
     if summary.failed:

@@ -1,4 +1,4 @@
-"""Draw a view on the terminal again and again, as `gpas status --watch` and `gpas top` do."""
+"""Draw a view on the terminal again and again, as `gpas status --watch` does."""
 
 import time
 from collections.abc import Callable

@@ -22,7 +22,7 @@ FILES: dict[str, dict[str, Any]] = {
     "cancel.json": {"t": 1, "signalled": False},
     "../claim.json": {"submitter": "a-1-b", "host": "h", "pid": 1, "time": 1.0, "submission": "x", "after": ["x"]},
 }
-COMMANDS = ("status", "top", "plan", "cancel pre-s1")
+COMMANDS = ("status", "status --watch", "plan", "cancel pre-s1")
 
 
 def broken(path: Path) -> Iterator[None]:

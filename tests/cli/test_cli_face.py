@@ -48,7 +48,7 @@ def gpas(folder: Path, *words: str, expect: int | None = 0) -> Said:
 def test_commands_work_without_torch(project: Path) -> None:
     commands = [
         ("--help",), ("--version",), ("plan", "--json"), ("plan", "table2", "--gpu", "H100"), ("status",),
-        ("status", "--all", "--json"), ("top",), ("top", "--json"), ("table", "--paper"),
+        ("status", "--all", "--json"), ("status", "--watch"), ("table", "--paper"),
         ("table", "table2", "--paper", "--format", "latex"), ("explain", "mix-gpas-s1"), ("run", "grid", "--dry-run"),
         ("run", "quickstart", "--dry-run"), ("run", "grid", "--help"), ("data", "status"),
         ("data", "status", "--json"), ("doctor",),

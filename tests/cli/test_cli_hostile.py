@@ -45,7 +45,7 @@ COMMANDS = (
     ("plan", "x", "--json"),
     ("run", "grid", "--dry-run"),
     ("status",),
-    ("top",),
+    ("status", "--watch"),
     ("table",),
     ("table", "--format", "markdown"),
     ("table", "--format", "latex"),

@@ -15,7 +15,7 @@ def test_the_settings_of_a_run_show_its_cells_in_other_commands(face: Face) -> N
     cells = face("status", *words, "--json").json["cells"]
     assert len(cells) == 2
     assert all(f"{cell['metrics']['perplexity']:.2f}" in table for cell in cells)
-    assert face("top", *words, "--json").json["grids"][0]["states"] == {"done": 2}
+    assert face("status", *words, "--json").json["grids"][0]["states"] == {"done": 2}
 
 
 def test_a_table_with_settings_does_not_say_how_to_run_its_cells(face: Face) -> None:

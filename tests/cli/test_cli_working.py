@@ -47,6 +47,6 @@ def test_a_view_follows_the_experiments_file_while_it_is_open(face: Face, monkey
     monkeypatch.setattr(console, "_console", lambda _: drawn)
     monkeypatch.setattr(watch.time, "sleep", sleep)
     face.ended("pre-s1", "done", 4.5)
-    face("top")
+    face("status", "--watch")
     assert ["later" in frame for frame in frames] == [False, True, False, True]
     assert "grids" in frames[2]

@@ -69,10 +69,9 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     cells = face("status", "toy", "--json").json["cells"]
     assert [cell["position"] for cell in cells] == [None, 1, 2]
     assert cells[1]["evidence"].startswith("line line-")
-    top = until(lambda: (found := face("top", "toy", "--json").json)["running"][0]["step"] and found)
-    assert [cell["name"] for cell in top["queued"]] == ["s2", "s3"]
-    assert top["running"][0]["step"] > 0
-    assert "2nd of 2 in line" in face("top", "toy").out
+    cells = until(lambda: (found := face("status", "toy", "--json").json["cells"])[0]["step"] and found)
+    assert [cell["state"] for cell in cells] == ["running", "queued", "queued"]
+    assert "2nd of 2 in line" in face("status", "toy", "--watch").out
     assert "will not start it" in face("cancel", "s3").out
     assert "was asked to stop" in face("cancel", "s1").out
     until(lambda: states(face) == ["cancelled", "failed", "cancelled"])

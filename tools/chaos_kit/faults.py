@@ -224,7 +224,7 @@ def give(field: Field, step: Step) -> Hit:
         "status": ("status", "--all"),
         "table": ("table", choose(("chaos", "layers", "pair"), step.draws[0]), "--paper"),
         "sync": ("sync",),
-        "top": ("top",),
+        "watch": ("status", "--watch"),
         "db-check": ("db", "check"),
     }[step.kind]
     command = project.give(*words, shift=step.shift)

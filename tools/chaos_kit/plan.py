@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # Relative frequencies.
-COMMANDS = {"run": 22, "status": 3, "table": 4, "sync": 4, "top": 3, "db-check": 4, "cancel": 5, "retry": 6}
+COMMANDS = {"run": 22, "status": 3, "table": 4, "sync": 4, "watch": 3, "db-check": 4, "cancel": 5, "retry": 6}
 PROCESS_FAULTS = {
     "kill-job": 14, "kill-child": 5, "kill-command": 8, "kill-both": 6, "kill-all": 2, "term-job": 7,
     "interrupt-command": 4, "freeze-job": 4, "disk-full": 4,

@@ -33,6 +33,7 @@ from gpas_cli.cli.watch import watch
 from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, counted
+from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
 from gpas_cli.structure import Document
@@ -91,6 +92,12 @@ class _TextJson(Document):
     directory: Path | None
 
 
+class UsageJson(DocumentJson):
+    """`gpas status --usage --json`."""
+
+    profiles: Sequence[ProfileUse]
+
+
 class StatusJson(DocumentJson):
     """`gpas status --json`. Without names, `cells` has the cells of started grids, else of the default grid."""
 
@@ -119,7 +126,10 @@ def status(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")] = None,
-    watching: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Show speeds, the queue, hours and the ETA, refreshed until Ctrl-C.")
+    ] = False,
+    usage: Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell of every grid.")] = False,
     recorded: Annotated[
         bool, typer.Option("--undeclared", help="List the cells in runs/ that no grid declares any more.")
@@ -131,9 +141,13 @@ def status(
     Without names, prints a summary of every grid that has been started and the cells that are running, queued or
     failed. With names or --all, lists every cell. Changes nothing.
 
+    With --watch, shows what runs where and how fast, what waits and at which position, the hours used so far and the
+    ETA, on this machine and on SLURM: until Ctrl-C on a terminal, else once. With --state, --sort or --limit it watches
+    the list of cells. With --usage, shows what ended SLURM jobs asked for and used, according to SLURM's accounting.
+
     Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
 
-    Example: [bold]gpas status --state failed,unknown --watch[/bold]
+    Example: [bold]gpas status table2 --watch[/bold]
     """
     states = [part.strip() for part in state.split(",")] if state else []
     if unknown := next((one for one in states if one not in ORDER), None):
@@ -144,8 +158,12 @@ def status(
     view = View(brief, states, sort, limit, narrowed=bool(state or where))
     if recorded:
         _show_undeclared(replace(view, brief=False), as_json)
+    elif usage:
+        _show_usage(observed(names, where), as_json)
     elif as_json:
         print_json(view.document(observed(names, where, jobs=True, started=False)))
+    elif watching and not (states or sort or limit):
+        _watch_activity(lambda: observed(names, where, jobs=True))
     elif watching:
         view = replace(view, watched=True, sort=view.sort or "state")
         watch(lambda: Group(*view.parts(observed(names, where, jobs=True, started=False))), screen=False)
@@ -156,6 +174,26 @@ def status(
         for part in view.parts(cells):
             say(part)
         _remark_undeclared(cells, everywhere=not names)
+
+
+def _show_usage(states: Sequence[CellStatus], as_json: bool) -> None:
+    from gpas_cli.cli.views.activity import profile_table
+
+    keys = {stage.key for state in states for stage in state.entry.cell.stages}
+    profiles = used_by_profile(project().runs, keys)
+    print_json(UsageJson(profiles=profiles)) if as_json else say(profile_table(profiles))
+
+
+def _watch_activity(observe: Callable[[], Sequence[CellStatus]]) -> None:
+    from gpas_cli.cli.views.activity import activity_view
+
+    def drawn(height: int) -> RenderableType:
+        return activity_view(_meter(project().runs).activity(observe()), height)
+
+    if console().is_terminal:
+        watch(lambda: drawn(console().height), screen=True)
+    else:
+        say(drawn(10**6))
 
 
 def _rest(hidden: Sequence[CellStatus]) -> str:

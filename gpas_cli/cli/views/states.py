@@ -1,4 +1,4 @@
-"""States of cells as tables and as plain data, for `gpas status`, `gpas top` and `gpas plan`."""
+"""States of cells as tables and as plain data, for `gpas status` and `gpas plan`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,11 @@ class CellStatusJson(Document):
     directory: Path | None
     step: int | None
     steps: int | None
+    loss: Annotated[Number | None, "of the newest update"]
+    tokens_per_second: Number | None
+    mfu: Number | None
+    memory: Annotated[Number | None, "bytes"]
+    eta: Annotated[Number | None, "seconds"]
     spikes: int | None
     skipped: int | None
     warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
@@ -203,13 +208,15 @@ def ends(use: GridUsage) -> str:
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
-    progress = state.progress
+    seen = state.progress
+    progress = seen or Progress()
     return CellStatusJson(
         cell=LabelledCellJson.of(state.entry), job=job_json(state.job), state=called(state.state, state.metrics),
         outcome=state.outcome or None, stage=state.stage, evidence=state.evidence, age=state.age,
         cause=state.cause or None, attempt=state.attempt, directory=state.directory,
-        step=progress.step if progress else None, steps=progress.steps if progress else None,
-        spikes=progress.spikes if progress else None, skipped=progress.skipped if progress else None,
+        step=progress.step, steps=progress.steps, loss=progress.loss, tokens_per_second=progress.tokens_per_second,
+        mfu=progress.mfu, memory=progress.memory, eta=progress.eta,
+        spikes=progress.spikes if seen else None, skipped=progress.skipped if seen else None,
         warnings=state.warnings, metrics=state.metrics,
     )  # fmt: skip
 

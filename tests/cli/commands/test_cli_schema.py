@@ -30,7 +30,6 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
     "rerun": [(("rerun", "pre-s1", *LOCAL), Exit.DONE)],
     "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
-    "top": [(("top",), Exit.DONE)],
     "cancel": [(("cancel", "post-s1"), Exit.INCOMPLETE)],
     "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
     "diff": [(("diff", "pre-s1", "pre-gpas-s1"), Exit.DONE), (("diff", "pre-s1", "pre-s2"), Exit.INCOMPLETE)],
@@ -122,7 +121,6 @@ def test_queued_cells_are_as_declared(face: Face) -> None:
     face.runs.mkdir()
     with ClaimSet(face.runs) as claims:
         claims.take([face.entry("pre-s1").key])
-        check("top", face("top", "--json").json)
         check("status", face("status", "--json").json)
         check("cancel", face("cancel", "pre-s1", "--json").json)
 
@@ -180,8 +178,8 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    # With these options, commands print documents of their own: `gpas top --usage`.
-    own = {"gpas top usage", "gpas export archive", "gpas export contribution"}
+    # With these options, commands print documents of their own: `gpas status --usage`.
+    own = {"gpas status usage", "gpas export archive", "gpas export contribution"}
     assert speaking == {f"gpas {name}" for name in documents()} - own
 
 

@@ -191,11 +191,11 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     assert "out of memory at 150M, now 2000M" in toy("why", "pre-gpas-s1").out
 
     def profiles() -> dict[int, int]:
-        used = toy("top", "small", "--usage", "--json").json["profiles"]
+        used = toy("status", "small", "--usage", "--json").json["profiles"]
         return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
 
     until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
-    assert {"150M", "1.953G"} <= set(toy("top", "small", "--usage").out.split())
+    assert {"150M", "1.953G"} <= set(toy("status", "small", "--usage").out.split())
 
 
 @pytest.mark.release

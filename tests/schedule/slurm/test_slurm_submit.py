@@ -250,7 +250,7 @@ def test_a_recorded_setup_is_not_run_without_its_lines(site: Site) -> None:
 
 
 def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> None:
-    assert "no SLURM job of these cells has ended" in site.gpas("top", "small", "--usage").out
+    assert "no SLURM job of these cells has ended" in site.gpas("status", "small", "--usage").out
     declare(site, "mem: 1G")
     submitted(site)
     name = site.names()[-1]
@@ -259,10 +259,10 @@ def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> N
         f"8_0|{name}|COMPLETED|1G|2|60|100|01:00.500|\n8_0.batch|batch|COMPLETED||2||100|00:00.015|12M\n"
         "8_0.0|sh|COMPLETED||2||100|01:00.485|512M\n",
     )
-    (used,) = site.gpas("top", "small", "--usage", "--json").json["profiles"]
+    (used,) = site.gpas("status", "small", "--usage", "--json").json["profiles"]
     assert used == {"memory": 2**30, "cpus": 2, "limit": 3600, "jobs": 1, "used_memory": 2**29, "used_cores": 0.6,
                     "longest": 100.0}  # fmt: skip
-    said = site.gpas("top", "small", "--usage").out.split()
+    said = site.gpas("status", "small", "--usage").out.split()
     assert {"1G", "512M"} <= set(said)  # in the units of `mem: 1G`
     assert not any("--jobs" in call for call in site.programs.calls("sacct"))
 
@@ -273,7 +273,7 @@ def test_usage_has_the_jobs_of_an_array_that_was_renamed(site: Site) -> None:
     used = "8_0|other|COMPLETED|300M|2|60|100|01:00|\\n8_0.0|sh|COMPLETED||2||100|01:00|100M\\n"
     site.programs.put("sacct", "")
     site.programs.script("sacct", f'cat $0.says; case "$*" in *--jobs=8*) printf "{used}";; esac')
-    assert "300M" in site.gpas("top", "small", "--usage").out
+    assert "300M" in site.gpas("status", "small", "--usage").out
 
 
 def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:

@@ -1,27 +1,17 @@
-"""`gpas top`: resource usage, live."""
+"""What runs where and how fast, what waits, and the hours used: `gpas status --watch` and `gpas status --usage`."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from typing import Annotated
+from collections.abc import Sequence
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json, say
-from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
-from gpas_cli.cli.selection import observed, project
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import sparkline
-from gpas_cli.cli.views.states import COLOURS, CellNameJson, SlurmJobJson, ends, event_marks, job_json, starts
-from gpas_cli.cli.watch import watch
-from gpas_cli.documents import DocumentJson, Time
-from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
-from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
-from gpas_cli.state.status import CellStatus, Progress
-from gpas_cli.state.usage import Usage
-from gpas_cli.structure import FLAT, Document, Number
+from gpas_cli.cli.views.states import COLOURS, ends, event_marks, starts
+from gpas_cli.plan.usage import Activity, Running
+from gpas_cli.schedule.scheduler import ProfileUse
+from gpas_cli.state.status import CellStatus
 from gpas_cli.words import byte_size, count, fixed, stopwatch
 
 _BAR_WIDTH = 12  # characters
@@ -31,102 +21,8 @@ _BITS = {"M": 20, "G": 30, "T": 40}
 _OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-class _RunningCellJson(Document):
-    """A running cell."""
-
-    cell: CellNameJson = field(metadata=FLAT)
-    job: SlurmJobJson = field(metadata=FLAT)
-    spent: Usage = field(metadata=FLAT)
-    stage: str
-    attempt: int | None
-    devices: Sequence[str]
-    phase: str | None
-    step: Number | None
-    steps: Number | None
-    loss: Number | None
-    tokens_per_second: Number | None
-    mfu: Number | None
-    memory: Annotated[Number | None, "bytes"]
-    eta: Annotated[Number | None, "seconds"]
-    spikes: Number | None
-    skipped: Number | None
-
-
-class _QueuedCellJson(Document):
-    """A queued cell."""
-
-    cell: CellNameJson = field(metadata=FLAT)
-    job: SlurmJobJson = field(metadata=FLAT)
-    stage: str
-
-
-class _UseJson(Document):
-    """The hours that cells have used, and those that running and queued cells still need."""
-
-    spent: Usage = field(metadata=FLAT)
-    states: Mapping[str, int]
-    left: Annotated[int, "cells without a result"]
-    to_go: Usage | None
-    ends: Annotated[float | None, "unix time"]
-
-
-class _GridUseJson(Document):
-    """The resource usage of a grid."""
-
-    use: _UseJson = field(metadata=FLAT)
-    grid: str
-
-
-class TopJson(DocumentJson):
-    """`gpas top --json`."""
-
-    time: Time
-    running: Sequence[_RunningCellJson]
-    queued: Sequence[_QueuedCellJson]
-    grids: Sequence[_GridUseJson]
-    total: _UseJson
-
-
-class UsageJson(DocumentJson):
-    """`gpas top --usage --json`."""
-
-    profiles: Sequence[ProfileUse]
-
-
-def top(
-    names: NamesAndSettings = None,
-    where: Where = None,
-    usage: Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.
-
-    Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
-    view is refreshed until Ctrl-C; when piped or with --json, it is printed once.
-
-    With --usage, shows what ended SLURM jobs asked for and what they used, according to SLURM's accounting.
-
-    Example: [bold]gpas top table2[/bold]
-    """
-    if usage:
-        cells = (state.entry.cell for state in observed(names, where))
-        profiles = used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
-        print_json(UsageJson(profiles=profiles)) if as_json else say(_profile_table(profiles))
-        return
-    meter = UsageMeter(project().runs)
-
-    def activity() -> Activity:
-        return meter.activity(observed(names, where, jobs=True))
-
-    if as_json:
-        print_json(_document(activity()))
-    elif console().is_terminal:
-        watch(lambda: _render(activity(), console().height), screen=True)
-    else:
-        say(_render(activity(), 10**6))
-
-
-def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
+def profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
+    """Return what ended jobs asked for and what they used."""
     if not profiles:
         return "no SLURM job of these cells has ended"
     rows: list[dict[str, Cell]] = [
@@ -146,13 +42,13 @@ def _binary_size(number: int) -> str:
     return f"{number / (1 << _BITS[unit]):.4g}{unit}"
 
 
-def _render(room: Activity, height: int) -> RenderableType:
+def activity_view(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
     space = max(4, height - _OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
     counts = {**room.total.states, "running": len(room.running), "queued": len(room.queued)}
     states = [f"[{colour}]{counts[s]} {s}[/]" for s, colour in COLOURS.items() if counts.get(s)]
-    headline = f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
+    headline = f"{time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
     parts: list[RenderableType] = [Text.from_markup(headline), Text(""), _grids(room)]
     if room.running:
         parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
@@ -233,36 +129,6 @@ def _devices(devices: Sequence[str]) -> str:
 
 def _name(room: Activity, state: CellStatus) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
-
-
-def _document(room: Activity) -> TopJson:
-    """Return the document. Times are unix times; hours are device hours."""
-    return TopJson(
-        time=time.time(),
-        running=list(map(_running_json, room.running)),
-        queued=[
-            _QueuedCellJson(cell=CellNameJson.of(state.entry), job=job_json(state.job), stage=state.stage)
-            for state in room.queued
-        ],
-        grids=[_GridUseJson(use=_use_json(use), grid=use.grid) for use in room.grids],
-        total=_use_json(room.total),
-    )
-
-
-def _running_json(run: Running) -> _RunningCellJson:
-    state = run.state
-    seen = state.progress or Progress()
-    return _RunningCellJson(
-        cell=CellNameJson.of(state.entry), job=replace(job_json(state.job), node=run.node or None), spent=run.spent,
-        stage=state.stage, attempt=state.attempt, devices=run.devices, phase=seen.phase or None, step=seen.step,
-        steps=seen.steps, loss=seen.loss, tokens_per_second=seen.tokens_per_second, mfu=seen.mfu, memory=seen.memory,
-        eta=seen.eta, spikes=seen.spikes if state.progress else None,
-        skipped=seen.skipped if state.progress else None,
-    )  # fmt: skip
-
-
-def _use_json(use: GridUsage) -> _UseJson:
-    return _UseJson(spent=use.spent, states=use.states, left=use.left, to_go=use.to_go, ends=use.ends_at)
 
 
 def _more(number: int, what: str) -> list[RenderableType]:
