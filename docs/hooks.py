@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.project import packaged
-from gpas_cli.structure import json_schema
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from schemas import document_of, documents, json_schema
 
 NOTEBOOK = Path(__file__).parent / "how-to/notebook.ipynb"
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -35,6 +37,14 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the markers of a page by the parts that they name. MkDocs calls this for every page."""
     return MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Write the JSON Schema of each command to a file of the site. MkDocs calls this at the end."""
+    folder = Path(config["site_dir"], "reference/schemas")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in documents():
+        (folder / f"{name.replace(' ', '-')}.json").write_text(json.dumps(json_schema(document_of(name)), indent=2))
 
 
 def _math(source: str, *_: Any, **__: Any) -> str:

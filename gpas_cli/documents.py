@@ -1,6 +1,6 @@
 """The types that several JSON documents share. A document stands beside the function that makes it.
 
-`gpas_cli.cli.commands.schema.DOCUMENTS` names the document of each command. `schema` grows when a reader of the old
+`tools/schemas.py` names the document of each command. `schema` grows when a reader of the old
 form would misread the new one; new fields may come at any time.
 """
 

@@ -79,8 +79,6 @@ class Extension:
     """Name -> the class."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Name -> command; one of a group, such as `run`, has the group's name before its own."""
-    documents: Mapping[str, str] = field(default_factory=dict)
-    """Words of a command -> the type of what it prints with --json."""
     curves: Mapping[str, str] = field(default_factory=dict)
     """Name of a curve by layer that is computed, not recorded -> the function of (cell, cache, root, notify) that
     returns its values; notify is given words about the progress."""

@@ -3,7 +3,6 @@
     plain           value -> data for `json`
     to_mapping      record -> JSON object, with what the reader did not know (`Record.unread`, nested fields included)
     from_mapping    JSON object -> record; checks that every field is there and has its type, and nothing more
-    json_schema     class -> JSON Schema
 
 `Annotated` gives a field a description, or as a tuple the values that a string may have; `HIDDEN`, `ABSENT`, `OPTIONAL`
 and `FLAT` say how it is written.
@@ -248,78 +247,3 @@ def _mismatch(name: str, wanted: str, value: Any) -> _Mismatch:
     text = json.dumps(value, default=repr)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return _Mismatch(f"field '{name}' is {shown}; expected {wanted}")
-
-
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_TYPES = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
-def json_schema(document: type, *, closed: bool = False) -> dict[str, Any]:
-    """Return the JSON Schema of a document; a `closed` one allows no further fields, which a published one does."""
-    shared: dict[str, Any] = {}
-    top = _object(document, shared, closed)
-    return {"$schema": _DRAFT, "title": _title(document), **top, **({"$defs": shared} if shared else {})}
-
-
-def _object(of: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
-    fields = dict(_properties(of))
-    return {
-        "description": " ".join((of.__doc__ or "").split()),
-        "type": "object",
-        "properties": {name: _schema(hint, shared, closed) for name, (hint, _) in fields.items()},
-        "required": [name for name, (_, required) in fields.items() if required],
-        **({"additionalProperties": False} if closed else {}),
-    }
-
-
-def _properties(of: Any) -> Iterator[tuple[str, tuple[Any, bool]]]:
-    """Yield name -> (type, whether it is always written) of the fields of a class."""
-    hints = typing.get_type_hints(of, include_extras=True)
-    for field in dataclasses.fields(of):
-        if "flat" in field.metadata:
-            yield from _properties(hints[field.name])
-        elif "hidden" not in field.metadata:
-            yield field.name, (hints[field.name], "optional" not in field.metadata)
-
-
-def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        described = _schema(arguments[0], shared, closed)
-        for remark in arguments[1:]:
-            described |= {"description": remark} if isinstance(remark, str) else {}
-            described = {"enum": list(remark)} if isinstance(remark, tuple) else described
-            described = _any_of([described, {"type": _TYPES[remark]}]) if remark in _TYPES else described
-        return described
-    if hint is Any:
-        return {}
-    if hint in _TYPES:
-        return {"type": _TYPES[hint]}
-    if origin is typing.Literal:
-        return {"enum": list(arguments)}
-    if origin in (types.UnionType, typing.Union):
-        return _any_of([_schema(argument, shared, closed) for argument in arguments])
-    if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _schema(arguments[1], shared, closed)}
-    if origin is not None and issubclass(origin, Sequence):
-        items = [_schema(item, shared, closed) for item in dict.fromkeys(arguments) if item is not ...]
-        return {"type": "array", "items": _any_of(items)}
-    title = _title(hint)
-    if title not in shared:
-        shared[title] = {}  # against types that contain themselves
-        shared[title] = _object(hint, shared, closed)
-    return {"$ref": f"#/$defs/{title}"}
-
-
-def _any_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(parts) == 1:
-        return parts[0]
-    if all(set(part) == {"type"} for part in parts):
-        types = [[part["type"]] if isinstance(part["type"], str) else part["type"] for part in parts]
-        return {"type": [one for several in types for one in several]}
-    return {"anyOf": parts}
-
-
-def _title(of: type) -> str:
-    """Return the name of a type in schemas, where all types are JSON."""
-    return of.__name__.removeprefix("_").removesuffix("Json")

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
+from schemas import document_of, documents, json_schema
 from shipped import EXPERIMENTS, cells_of
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpas_cli import __version__
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
@@ -35,7 +35,6 @@ from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
 from gpas_cli.state.view import _BUILT_IN
 from gpas_cli.store.schema import Base
-from gpas_cli.structure import json_schema
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

@@ -149,7 +149,6 @@ COMMANDS = {
         "gc": "Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.",
         "doctor": "Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.",
         "trust": "Allow plugins and jobs in folders that another user owns or can write to.",
-        "schema": "Print the JSON Schema of what a command prints with --json.",
     },
 }
 

@@ -68,7 +68,7 @@ READERS = {
 }
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
-    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
+    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "doctor"),
     *("cancel", "retry", "rerun", "forget"),
     *("theory bounds", "theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),

@@ -59,6 +59,35 @@ def test_one_seed_never_decides(numbers: tuple[float | None, ...]) -> None:
     (part,) = found.parts
     assert (found.verdict, part.p, part.effect, part.needed) == (UNDECIDED, None, -4.0, None)
     assert part.reason == "one seed: a test needs two or more"
+    assert part.direction == found.direction == "same sign, 1 seed (-4)"
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "expected"),
+    [
+        (33.0, {"published": {"gpas": "table2_perplexity"}}, "same sign, 1 seed (-1, published -0.74)"),
+        (35.0, {"published": {"gpas": "table2_perplexity"}}, "opposite sign, 1 seed (1, published -0.74)"),
+        (33.0, {"compare": "ratio", "high": 1.0, "printed": 0.9}, "same sign, 1 seed (0.9706, published 0.9)"),
+        (35.0, {"compare": "ratio", "high": 1.0, "printed": 0.9}, "opposite sign, 1 seed (1.029, published 0.9)"),
+        (34.1, {"low": 0.0, "high": INF}, "same sign, 1 seed (0.1)"),
+        (34.1, {"against": {}, "compare": "value", "low": 0.0, "high": 34.0}, "outside, 1 seed (34.1)"),
+    ],
+)
+def test_one_seed_shows_a_direction_which_is_no_verdict(own: float, changes: dict[str, Any], expected: str) -> None:
+    found = verdict({("pre", "none"): (34.0,), ("pre", "gpas"): (own,)}, **changes)
+    assert (found.verdict, found.direction, found.counts()[SUPPORTED]) == (UNDECIDED, expected, 0)
+
+
+def test_the_directions_of_several_parts_are_counted() -> None:
+    numbers = {
+        (norm, gate): (34.0 + (gate == "gpas") * by,)
+        for norm, by in (("pre", -1), ("lns", 1), ("mix", -2))
+        for gate in ("none", "gpas")
+    }
+    assert verdict(numbers).direction == "2 same sign, 1 opposite sign, 1 seed"
+    assert (
+        verdict(CLEAR).direction == verdict({("pre", "none"): ("diverged",), ("pre", "gpas"): (30.0,)}).direction == ""
+    )
 
 
 def test_seeds_are_paired() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from face import START, Face, end
 from jsonschema import Draft202012Validator
+from schemas import json_schema
 from scored import finish_cells
 from test_cli_schema import check
 from test_cli_table import TABLE_2
@@ -24,7 +25,6 @@ from gpas_cli.extensions.export.archive import write_members
 from gpas_cli.grid.load import load
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.store.journal import decoded, encode
-from gpas_cli.structure import json_schema
 
 ADA = ("--name", "Ada Lovelace")
 COLUMN = "contributed by Ada Lovelace"

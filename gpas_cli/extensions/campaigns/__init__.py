@@ -11,5 +11,4 @@ EXTENSION = Extension(
         "run claims": Command("Run", f"{_PLACE}.run_claims", shows_results=True),
         "run tuned": Command("Run", f"{_PLACE}.run_tuned"),
     },
-    documents={"run claims": f"{_PLACE}.run_claims:RunClaimsJson", "run tuned": f"{_PLACE}.tuning:RunTunedJson"},
 )

@@ -18,7 +18,6 @@ _ABOUT = "Say for each claim whether the results support or contradict it, or le
 EXTENSION = Extension(
     name="claims",
     commands={"claims": Command("Results", f"{_PLACE}.command", _ABOUT, shows_results=True)},
-    documents={"claims": f"{_PLACE}.verdict:ClaimsJson"},
     checks={"claims": f"{_PLACE}.declared:paper_claims"},
     problems=(f"{_PLACE}.checks:problems",),
     frames={"claims": f"{_PLACE}.frame:claims"},

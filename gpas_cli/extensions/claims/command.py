@@ -104,14 +104,16 @@ def _source_title(source: str) -> str:
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Columns:
-    headers = ("claim", "verdict", "parts", "effect", "p", "seeds", "to decide it")
-    rows = [
-        (one.claim.name, styled(one.verdict),
-         f"{one.counts()[SUPPORTED]}/{len(one.parts)}" if len(one.parts) > 1 else "",
-         _span(one.effects, _number), _p_text(one.p), _span(one.n, str, "-"), next_text(one))
+    rows: list[dict[str, Cell]] = [
+        {
+            "claim": one.claim.name, "verdict": styled(one.verdict), "direction": one.direction,
+            "parts": f"{one.counts()[SUPPORTED]}/{len(one.parts)}" if len(one.parts) > 1 else "",
+            "effect": _span(one.effects, _number), "p": _p_text(one.p), "seeds": _span(one.n, str, "-"),
+            "to decide it": next_text(one),
+        }
         for one in verdicts
     ]  # fmt: skip
-    return Columns(headers, rows, right=_NUMBERS, droppable=("seeds", "p", "effect"))
+    return Columns.of(rows, _NUMBERS, droppable=("seeds", "p", "effect", "direction"))
 
 
 def _waiting_table(verdicts: Sequence[Verdict]) -> Columns:
@@ -198,7 +200,8 @@ def _parts(parts: Sequence[Part]) -> Columns:
     sources = list(dict.fromkeys(source for part in parts for source in part.printed))
     rows: list[dict[str, Cell]] = [
         {
-            "part": part.title or "all", "verdict": styled(part.verdict), "claimed": _claimed_text(part),
+            "part": part.title or "all", "verdict": styled(part.verdict), "direction": part.direction,
+            "claimed": _claimed_text(part),
             "effect": _effect_text(part, part.effect),
             "95 % interval": " to ".join(_effect_text(part, end) for end in part.interval or ()),
             **{
@@ -212,7 +215,7 @@ def _parts(parts: Sequence[Part]) -> Columns:
         }
         for part in parts
     ]  # fmt: skip
-    return Columns.of(rows, [name for name in rows[0] if name not in ("part", "verdict", "test")])
+    return Columns.of(rows, [name for name in rows[0] if name not in ("part", "verdict", "direction", "test")])
 
 
 def _effect_text(part: Part, effect: float | None) -> str:

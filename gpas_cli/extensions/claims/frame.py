@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CLAIM_COLUMNS = (
     *("claim", "statement", "source", "where", "toy", "part", "labels", "verdict", "claim_verdict"),
-    *("effect", "low", "high", "n", "p", "adjusted", "needed", "published", "reason", "command"),
+    *("effect", "low", "high", "n", "p", "adjusted", "needed", "published", "direction", "reason", "command"),
 )
 
 

@@ -7,6 +7,7 @@ no number yet. It is therefore the same after an interruption, and no seed is co
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -58,6 +59,26 @@ class Part:
     def published(self) -> float | None:
         """The effect in the first source that has one."""
         return next(iter(self.printed.values()), None)
+
+    @property
+    def direction(self) -> str:
+        """What an undecided part with one seed shows, which is no verdict: "same sign, 1 seed (-0.74, published -1.2)".
+
+        The sign is compared with the published effect's, without one with the claimed interval; a value, which has no
+        sign, lies inside of that or outside.
+        """
+        if self.verdict != UNDECIDED or self.n != 1 or self.effect is None:
+            return ""
+        low, high = self.bounds()
+        (effect,) = self.effects().values()
+        if self.published is None or self.comparison.compare == "value":
+            alike = low < effect < high
+        else:
+            neutral = 1.0 if self.comparison.logarithmic else 0.0
+            alike = (self.effect - neutral) * (self.published - neutral) > 0
+        words = ("inside", "outside") if self.comparison.compare == "value" else ("same sign", "opposite sign")
+        beside = "" if self.published is None else f", published {self.published:.4g}"
+        return f"{words[not alike]}, 1 seed ({self.effect:.4g}{beside})"
 
     @property
     def n(self) -> int:
@@ -140,6 +161,14 @@ class Verdict:
         return min(counts, default=0), max(counts, default=0)
 
     @property
+    def direction(self) -> str:
+        """The direction of its only part, or how many parts have which: "3 same sign, 1 opposite sign, 1 seed"."""
+        found = [part.direction for part in self.parts if part.direction]
+        counts = Counter(words.partition(",")[0] for words in found)
+        each = ", ".join(f"{number} {words}" for words, number in counts.most_common())
+        return found[0] if len(self.parts) == 1 and found else f"{each}, 1 seed" if found else ""
+
+    @property
     def effects(self) -> tuple[float, float] | None:
         """The smallest and the largest effect of a part, None for effects of several kinds: differences and ratios."""
         found = [part.effect for part in self.parts if part.effect is not None]
@@ -210,6 +239,7 @@ class ClaimPartJson(Document):
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
     published_by: Annotated[Mapping[str, float], "the same by source, for every source that has one"]
+    direction: Annotated[str, "of one seed, which is no verdict: whether its effect has the published sign, and both"]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
     seeds: Sequence[_ClaimSeedJson]
 
@@ -267,7 +297,8 @@ def _part(part: Part) -> ClaimPartJson:
         high=comparison.high if math.isfinite(comparison.high) else None,
         verdict=part.verdict, test=part.test, effect=part.effect, interval=part.interval, p=part.p,
         adjusted_p=part.adjusted, n=part.n, needed=part.needed, needed_range=part.needed_range,
-        diverged=part.diverged, published=part.published, published_by=part.printed, reason=part.reason,
+        diverged=part.diverged, published=part.published, published_by=part.printed, direction=part.direction,
+        reason=part.reason,
         seeds=[_seed(part, pair) for pair in part.pairs],
     )  # fmt: skip
 

@@ -12,16 +12,10 @@ contribution  the record of a cell that others may show in the tables of a paper
 
 from gpas_cli.extension import Command, Extension
 
-_COMMAND = "gpas_cli.extensions.export.command"
 _ABOUT = "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper."
 
 EXTENSION = Extension(
     name="export",
     requires=("contributions",),
-    commands={"export": Command("Results", _COMMAND, _ABOUT, shows_results=True)},
-    documents={
-        "export": f"{_COMMAND}:ExportedJson",
-        "export archive": f"{_COMMAND}:ArchivedJson",
-        "export contribution": f"{_COMMAND}:ContributedJson",
-    },
+    commands={"export": Command("Results", "gpas_cli.extensions.export.command", _ABOUT, shows_results=True)},
 )

@@ -15,6 +15,5 @@ ABOUT = "Plot curves of a grid's cells, means and standard deviations over seeds
 EXTENSION = Extension(
     name="figures",
     commands={"figure": Command("Results", f"{_PLACE}.command", ABOUT, shows_results=True)},
-    documents={"figure curves": f"{_PLACE}.drawing:FigureJson", "figure paper": f"{_PLACE}.command:PaperFiguresJson"},
     checks={"figures": f"{_PLACE}.paper_figures:figures_of"},
 )

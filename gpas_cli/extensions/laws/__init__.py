@@ -13,9 +13,4 @@ EXTENSION = Extension(
     name="laws",
     requires=("figures",),
     commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), Command("Results", _COMMAND)),
-    documents={
-        "figure envelope": "gpas_cli.extensions.figures.drawing:FigureJson",
-        "figure convergence": f"{_COMMAND}:ConvergenceJson",
-        "figure scaling": f"{_COMMAND}:ScalingJson",
-    },
 )

@@ -26,7 +26,7 @@ class Speed:
     base: str
     method: str
     cells: tuple[str, ...]
-    speedups: Annotated[tuple[Arrival, ...], "updates of the base over the run's; 0: never"]
+    speedups: Annotated[tuple[float, ...], "updates of the base over the run's; 0: never"]
     updates: Annotated[tuple[float | None, ...], "null: never"]
 
     @property
@@ -37,8 +37,9 @@ class Speed:
     @property
     def factor(self) -> str:
         """The median speed-up and its 95 % interval: "1.30 (1.22 to 1.35)"."""
-        low, high = median_interval(self.speedups) or (0.0, 0.0)
-        return f"{median(self.speedups):.2f}{f' ({low:.2f} to {high:.2f})' if low < high else ''}"
+        runs = [speed for speed in self.speedups if isinstance(speed, Arrival)]
+        low, high = median_interval(runs) or (0.0, 0.0)
+        return f"{median(runs):.2f}{f' ({low:.2f} to {high:.2f})' if low < high else ''}"
 
     @property
     def words(self) -> str:

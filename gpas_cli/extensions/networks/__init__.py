@@ -20,5 +20,4 @@ EXTENSION = Extension(
         "transformers": f"{_PLACE}.opening:check",
     },
     commands={"evaluate": Command("Results", f"{_PLACE}.command", _ABOUT)},
-    documents={"evaluate": f"{_PLACE}.command:EvaluatedJson"},
 )

@@ -1,4 +1,4 @@
-"""With --json a command prints what `gpas schema` says, and nothing else on standard output."""
+"""With --json a command prints what its JSON Schema says, and nothing else on standard output."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,13 +10,12 @@ import pytest
 from command_list import COMMANDS
 from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
+from schemas import document_of, documents, json_schema
 
-from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.errors import Exit
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.structure import json_schema
 
-WITHOUT_JSON = {"gpas init", "gpas report", "gpas schema", "gpas serve", "gpas trust"}
+WITHOUT_JSON = {"gpas init", "gpas report", "gpas serve", "gpas trust"}
 CHANGING = ("run", "train", "retry", "rerun", "cancel", "sync", "data", "db")
 LOCAL = ("--executor", "local", "--yes", "--json")
 ONE = ("--where", "norm=post", "--where", "gate=gpas", "--where", "seed=2")
@@ -181,12 +180,6 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
     # With these options, commands print documents of their own: `gpas status --usage`.
     own = {"gpas status usage", "gpas export archive", "gpas export contribution"}
     assert speaking == {f"gpas {name}" for name in documents()} - own
-
-
-def test_the_schema_of_a_command_is_printed(face: Face) -> None:
-    assert face("schema", "data", "check").json == json_schema(document_of("data check"))
-    assert face("schema").out.splitlines() == list(documents())
-    assert "did you mean 'status'?" in face("schema", "statsu", expect=Exit.USAGE).err
 
 
 @pytest.mark.parametrize(

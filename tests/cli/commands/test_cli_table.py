@@ -8,10 +8,10 @@ import pytest
 from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
 from jsonschema import Draft202012Validator
 from named_papers import numbers
+from schemas import json_schema
 from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
-from gpas_cli.structure import json_schema
 
 AGAINST = "against: {gate: none}"
 

@@ -39,9 +39,7 @@ def stranger(tmp_path: Path) -> Stranger:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("status",), ("plan",), ("logs", "pre-s1"), ("table",), ("run", "grid", "--yes")],
-    ids=" ".join,
+    "words", [("status",), ("plan",), ("logs", "pre-s1"), ("table",), ("run", "grid", "--yes")], ids=" ".join
 )
 def test_a_command_refuses_the_plugin_with_the_remedy(stranger: Stranger, words: tuple[str, ...]) -> None:
     said = stranger.gpas(*words, expect=2).err
