@@ -104,12 +104,20 @@ class _Search:
 
 
 def beam_search(
-    step: _Step, most: Sequence[int], start: int, end: int, device: torch.device, *, beam: int, penalty: float
+    step: _Step,
+    most: Sequence[int],
+    start: int,
+    end: int,
+    device: torch.device,
+    *,
+    beam: int,
+    penalty: float,
+    unwritten: Sequence[int] = (),
 ) -> list[list[int]]:
     """Return the tokens of the best translation found of each sentence, without `start` and `end`.
 
     step: (tokens, parents) -> logits, as `Writer.next_logits`, with `beam` rows for each sentence, which has at most
-    `most` tokens with the end token.
+    `most` tokens with the end token. unwritten: tokens that no translation has, such as padding.
     """
     count = len(most)
     searches = [_Search(beam, penalty, own) for own in most]
@@ -122,6 +130,7 @@ def beam_search(
     for length in range(1, max(most) + 1):
         scores = torch.log_softmax(step(tokens, parents).float(), -1).view(count, beam, -1)
         vocab = scores.shape[-1]
+        scores[:, :, list(unwritten)] = -torch.inf
         for number in running:
             if length == most[number]:  # only the end token is left
                 ends = scores[number, :, end].clone()
@@ -206,9 +215,10 @@ class Translations:
             memory, seen = self.network.model.encode(padded(rows, device), lengths)
             memory, seen = memory.repeat_interleave(beam, 0), seen.repeat_interleave(beam, 0)
             writer = Writer(self.network, memory, seen, max(most))
+            end = self.tokenizer.eos_id
             return beam_search(
-                writer.next_logits, most, self._separator, self.tokenizer.eos_id, device,
-                beam=beam, penalty=penalty,
+                writer.next_logits, most, self._separator, end, device, beam=beam, penalty=penalty,
+                unwritten=[token for token in (self.tokenizer.pad_id, self._separator) if token != end],
             )  # fmt: skip
 
 

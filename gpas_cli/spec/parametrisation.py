@@ -6,7 +6,7 @@ parametrisation at the base's width and depth:
     what                        muP     CompleteP            source
     hidden matrices: std        m^-1/2  m^-1/2               Yang et al. 2022, Table 8; Dey et al. 2025, Table 1
     hidden matrices: rate       m^-1    m^-1 n^(alpha-1)     both
-    hidden matrices: decay      m       m                    Dey et al., Table 1: rate x decay stays
+    hidden matrices: decay      m       m                    Dey et al., Table 1: rate x decay stays for alpha = 1
     norms and biases: rate      1       n^(alpha-1)          both; outside the layers 1
     embedding, head: std, rate  1       1                    both
     logits                      m^-1    m^-1                 both: a multiplier of the head's input

@@ -34,10 +34,10 @@ class Table:
         self.rows = [(*row, token) for row, token in zip(before, tokens.tolist(), strict=True)]
         return torch.stack([self.after(n // self.beam, row) for n, row in enumerate(self.rows)])
 
-    def best(self, sentence: int, most: int, penalty: float) -> list[int]:
+    def best(self, sentence: int, most: int, penalty: float, unwritten: tuple[int, ...]) -> list[int]:
         """Return what is likeliest among all translations of at most `most` tokens, end token included."""
         found: dict[tuple[int, ...], float] = {}
-        others = [token for token in range(self.vocab) if token != END]
+        others = [token for token in range(self.vocab) if token not in (END, *unwritten)]
         for length in range(most):
             for tokens in product(others, repeat=length):
                 total, row = 0.0, (START,)
@@ -48,14 +48,16 @@ class Table:
         return list(max(found, key=found.__getitem__))
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize(("penalty", "unwritten"), [(0.0, ()), (0.6, ()), (1.5, ()), (0.6, (0, 3))])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_wide_beam_finds_what_an_exhaustive_search_finds(seed: int, penalty: float) -> None:
+def test_a_wide_beam_finds_what_an_exhaustive_search_finds(
+    seed: int, penalty: float, unwritten: tuple[int, ...]
+) -> None:
     """With more rows than there are translations nothing is dropped, in sentences of different lengths at once."""
     most, beam = [4, 2, 1, 3], 100
     table = Table(4, beam, seed)
-    found = beam_search(table.step, most, START, END, CPU, beam=beam, penalty=penalty)
-    assert found == [table.best(sentence, own, penalty) for sentence, own in enumerate(most)]
+    found = beam_search(table.step, most, START, END, CPU, beam=beam, penalty=penalty, unwritten=unwritten)
+    assert found == [table.best(sentence, own, penalty, unwritten) for sentence, own in enumerate(most)]
 
 
 def test_a_beam_of_one_is_the_greedy_choice() -> None:
