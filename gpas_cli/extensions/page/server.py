@@ -7,10 +7,12 @@ import errno
 import gzip
 import ipaddress
 import secrets
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -115,8 +117,9 @@ class LivePage:
 _ADDRESS = "127.0.0.1"
 MOST_REQUESTS = 64  # that are answered at a time
 WAIT_SECONDS = 1.0  # for one of them to end
+MOST_UNREAD = 16  # clients that have not sent their whole request yet; of more, the oldest is disconnected
 _SMALL_BYTES = 2000  # answers are compressed from this size on
-_TIMEOUT_SECONDS = 10  # a client that sends nothing for so long is disconnected
+_TIMEOUT_SECONDS = 10  # a client that has not sent its request by then is disconnected
 _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -129,7 +132,7 @@ _HEADERS = {
 
 class PageServer(ThreadingHTTPServer):
     """Serves a page, its data and the details of cells under a secret path, which other users of the machine cannot
-    guess.
+    guess. Whoever does not send a request, or sends it byte by byte, keeps nobody else from being answered.
 
     Raises GpasError if the port cannot be used.
     """
@@ -140,6 +143,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, page: LivePage, port: int):
         self.page = page
         self._free = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._unread: dict[Any, float] = {}  # connections whose request is being read, and since when
         self.secret = secrets.token_urlsafe(12)
         try:
             super().__init__((_ADDRESS, port), _Handler)
@@ -152,9 +156,12 @@ class PageServer(ThreadingHTTPServer):
         if not self._free.acquire(timeout=WAIT_SECONDS):
             self.shutdown_request(request)
             return
+        self._unread[request] = time.monotonic()
+        self.service_actions()
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no further thread can be started
+            self.has_read(request)
             self._free.release()
             self.shutdown_request(request)
 
@@ -162,7 +169,21 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_read(request)
             self._free.release()
+
+    def service_actions(self) -> None:
+        """Disconnect clients that are too slow with their request, or too many."""
+        waiting = list(self._unread.items())
+        for place, (request, since) in enumerate(waiting, start=1):
+            if len(waiting) - place >= MOST_UNREAD or time.monotonic() - since > _TIMEOUT_SECONDS:
+                self.has_read(request)
+                with suppress(OSError):  # it has left
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def has_read(self, request: Any) -> None:
+        """Note that the request of a connection has been read, or never will be."""
+        self._unread.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that has closed its connection."""
@@ -179,6 +200,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "gpas"
     sys_version = ""
     timeout = _TIMEOUT_SECONDS
+
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        self.server.has_read(self.connection)
+        return parsed
 
     def do_GET(self) -> None:
         if not _is_loopback(self.headers.get("Host", "")):

@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from face import FOUR, Face, tiny
 
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import Exit
+from gpas_cli.extensions.page import server as server_module
 from gpas_cli.extensions.page.command import PageSource
-from gpas_cli.extensions.page.server import LivePage
+from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 
 
 @pytest.fixture
@@ -117,3 +121,21 @@ def test_unknown_grids_and_used_ports_are_one_message(project: Face, serving: su
     said = project("serve", "--port", port[1], expect=Exit.USAGE).err
     assert said.startswith(f"gpas: port {port[1]}: another program uses it; choose another one: `gpas serve --port ")
     assert said.count("\n") == 1
+
+
+def test_clients_that_send_byte_by_byte_keep_nobody_from_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = LivePage(lambda: pytest.fail("no content"), lambda *_: pytest.fail("no content"), {"a": {"x": 1}}.get, 1.0)
+    with ExitStack() as stack, PageServer(page, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        slow = [socket.create_connection(server.server_address[:2]) for _ in range(3 * MOST_UNREAD)]
+        for one in slow:
+            stack.enter_context(one)
+            one.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(5):
+            assert read(f"http://127.0.0.1:{server.server_port}{server.path}cell.json?id=a") == {"x": 1}
+        assert slow[0].recv(1) == b""  # the oldest of too many
+        monkeypatch.setattr(server_module, "_TIMEOUT_SECONDS", 0)
+        assert slow[-1].recv(1) == b""  # it has not sent its request in time
