@@ -145,7 +145,7 @@ def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("run", "grid")
     wait(lambda: len(toy.stepping()) == 2)
-    toy("cancel", "pre-gpas-s1")
+    toy("cancel", "pre-gpas-s1", "--yes")
     assert running.wait(120) == 3
     assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "cancelled"}
     toy("run", "grid", expect=3)

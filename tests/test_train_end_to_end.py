@@ -245,7 +245,7 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     assert saved["path"] == f"step-{saved['step']:08d}"
     running = toy.start("run", "grid")
     wait(lambda: bool(toy.stepping()))
-    toy("cancel", "pre-gpas-s1")
+    toy("cancel", "pre-gpas-s1", "--yes")
     assert running.wait(60) == 3
     assert set(toy.states().values()) == {"cancelled"}
 

@@ -110,10 +110,10 @@ def _refuse(engine: Engine, before: _Owner | None, own: _Owner) -> None:
         else "name another database with GPAS_DB or, if that project no longer exists, move the file away: "
         "`gpas sync` makes a new one"
     )
-    raise StoreError(
-        f"{driver_errors.name_of(engine.url)}: this database holds the results of another project, {before.host}:"
-        f"{before.runs}, not those of {own.runs}; {remedy}"
-    )
+    other = f"of another project, {before.host}:{before.runs}, not those of {own.runs}"
+    if before.runs == own.runs:
+        other = f"of other run directories, which were at {own.runs} before"
+    raise StoreError(f"{driver_errors.name_of(engine.url)}: this database holds the results {other}; {remedy}")
 
 
 def _write_id(runs: Path, known: str) -> str:

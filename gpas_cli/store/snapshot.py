@@ -172,7 +172,8 @@ def _require_own(target: Path, root: Path) -> None:
     inside = [folder for folder in place.parents if folder.is_relative_to(root)] or place.parents[:2]
     found = first_fault((*reversed(inside), place, *place.rglob("*")))
     if found:
-        folder = root if found[0].is_relative_to(root) else place.parents[1]
+        fault = found[0] if found[0].is_dir() else found[0].parent
+        folder = root if fault.is_relative_to(root) else fault
         raise GpasError(
             f"{' '.join(map(str, found))}, and jobs execute the code in {target} as you; "
             f"if you trust its users, allow it with `{allowing(folder)}`"

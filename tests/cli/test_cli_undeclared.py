@@ -47,7 +47,7 @@ def test_a_key_finds_its_cell_in_every_command(project: Face) -> None:
     assert "| printed by the job" in project("logs", key[:8]).out
     assert "x <- " in project("explain", key[:8]).out
     assert "has no checkpoint of its pretrain" in project("export", key[:8], "out", expect=2).err
-    assert "is done" in project("cancel", key[:8], expect=2).err
+    assert "is done" in project("cancel", key[:8], "--yes", expect=2).err
     assert "no cell 'ffffffff'" in project("why", "ffffffff", expect=2).err
     assert "no cell 'gpas-s3'" in project("why", "gpas-s3", expect=2).err
 
@@ -84,7 +84,7 @@ def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Face)
             c["key"]: c["state"] for c in project("status", "--undeclared", "--state", "queued", "--json").json["cells"]
         }
         assert states == {cell.key: "queued"}
-        project("cancel", cell.key[:8])
+        project("cancel", cell.key[:8], "--yes")
         assert (stage_dir(project.runs, cell.key) / "cancel.json").exists()
     finally:
         submitter.close()

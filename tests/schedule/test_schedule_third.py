@@ -72,8 +72,8 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     cells = until(lambda: (found := face("status", "toy", "--json").json["cells"])[0]["step"] and found)
     assert [cell["state"] for cell in cells] == ["running", "queued", "queued"]
     assert "2nd of 2 in line" in face("status", "toy", "--watch").out
-    assert "will not start it" in face("cancel", "s3").out
-    assert "was asked to stop" in face("cancel", "s1").out
+    assert "will not start it" in face("cancel", "s3", "--yes").out
+    assert "was asked to stop" in face("cancel", "s1", "--yes").out
     until(lambda: states(face) == ["cancelled", "failed", "cancelled"])
     (face.folder / "go").touch()
     (face.folder / "acts.json").unlink()

@@ -56,8 +56,8 @@ class CancelledJson(DocumentJson):
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """Cancel queued and running cells, or all cells of a grid.
 
-    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels more
-    than three cells.
+    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels a
+    running cell, or more than three.
 
     Name a cell that experiments.yaml no longer declares by the start of its key.
 
@@ -71,7 +71,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         each = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
         many = f"no cell is running or queued ({_counts(states)})"
         raise GpasError(f"nothing was cancelled: {many if len(states) > _ASK_ABOVE else each}")
-    if len(alive) > _ASK_ABOVE:
+    if len(alive) > _ASK_ABOVE or any(state.state == "running" for state in alive):
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
     texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
     results = request(project().runs, alive)

@@ -48,7 +48,8 @@ def test_many_are_not_cancelled_without_an_answer(queued: Face) -> None:
 
 def test_cancelling_an_unreachable_cell_is_incomplete(face: Face) -> None:
     with alive(face.attempt("pre-s1", ("start", START), ("step", step(1)))):
-        said = face("cancel", "pre-s1", expect=Exit.INCOMPLETE)
+        assert "Cancel 1 cell (1 running)?" in face("cancel", "pre-s1", expect=Exit.USAGE).err
+        said = face("cancel", "pre-s1", "--yes", expect=Exit.INCOMPLETE)
     assert "its process cannot be reached from here" in said.out
 
 

@@ -29,7 +29,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
     "rerun": [(("rerun", "pre-s1", *LOCAL), Exit.DONE)],
     "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
-    "cancel": [(("cancel", "post-s1"), Exit.INCOMPLETE)],
+    "cancel": [(("cancel", "post-s1", "--yes"), Exit.INCOMPLETE)],
     "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
     "diff": [(("diff", "pre-s1", "pre-gpas-s1"), Exit.DONE), (("diff", "pre-s1", "pre-s2"), Exit.INCOMPLETE)],
     "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
@@ -121,7 +121,7 @@ def test_queued_cells_are_as_declared(face: Face) -> None:
     with ClaimSet(face.runs) as claims:
         claims.take([face.entry("pre-s1").key])
         check("status", face("status", "--json").json)
-        check("cancel", face("cancel", "pre-s1", "--json").json)
+        check("cancel", face("cancel", "pre-s1", "--yes", "--json").json)
 
 
 def test_events_are_as_declared(read: Face) -> None:

@@ -142,7 +142,7 @@ def test_no_child_of_an_ended_stage_runs(cluster: Cluster, tmp_path: Path, monke
     toy.submit()
     wait(lambda: working(toy, "finetune"))
     with halted(toy, "finetune"):
-        assert "save and exit" in toy("cancel", "pre-gpas-s1").out
+        assert "save and exit" in toy("cancel", "pre-gpas-s1", "--yes").out
     children_end(toy, "its finetuning small/pre-gpas-s1 was cancelled")
     assert toy.states() == {"pre-gpas-s1": "cancelled"}
     assert "no job to start" in toy.submit()

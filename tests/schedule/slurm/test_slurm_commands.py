@@ -214,11 +214,11 @@ def test_an_undeclared_cell_is_cancelled_by_its_key(site: Site) -> None:
     site.programs.put("scancel", "")
     key = site.gpas.entry("post-gpas-s2").key
     site.gpas.edit("      norm: [pre, post]", "      norm: [pre]")
-    assert "no cell 'post-gpas-s2'" in site.gpas("cancel", "post-gpas-s2", expect=2).err
-    said = site.gpas("cancel", key[:8]).out
+    assert "no cell 'post-gpas-s2'" in site.gpas("cancel", "post-gpas-s2", "--yes", expect=2).err
+    said = site.gpas("cancel", key[:8], "--yes").out
     assert "small/post-gpas-s2: removed from the queue (SLURM 8_7)" in said
     assert site.programs.calls("scancel") == ["8_7"]
-    assert "no cell 'ffff'" in site.gpas("cancel", "ffff", expect=2).err
+    assert "no cell 'ffff'" in site.gpas("cancel", "ffff", "--yes", expect=2).err
 
 
 def test_cancelling_a_grid_takes_one_call_of_scancel_for_each_array(site: Site) -> None:

@@ -242,7 +242,7 @@ def test_defaults_of_programs_are_ignored(cluster: Cluster, tmp_path: Path, monk
     cluster.run("scontrol", "update", "partitionname=low", "state=down")
     toy.submit()
     assert "already queued" in toy.submit()
-    toy("cancel", "post-s1")
+    toy("cancel", "post-s1", "--yes")
     states = toy.states()
     assert (states["post-s1"], states["pre-s1"]) == ("cancelled", "queued")
     cluster.run("scontrol", "update", "partitionname=low", "state=up")

@@ -142,7 +142,7 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     toy = SlurmToy(tmp_path / "toy", cluster, steps=3 * LONG, resources="pack: 2")
     assert "1 element" in toy.submit()
     wait(toy.training)
-    toy("cancel", "pre-s1")
+    toy("cancel", "pre-s1", "--yes")
     toy.until(lambda states: states["pre-s1"] == "cancelled", allowed=("running", "cancelled"))
     toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("running", "cancelled", "done"))
     assert toy.states()["pre-s1"] == "cancelled"

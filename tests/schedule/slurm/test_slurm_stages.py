@@ -65,7 +65,7 @@ def test_cancelling_cells_mentions_that_their_tokenisation_continues(cluster: Cl
     toy.submit()
     (text,) = toy("status", "--json").json["texts"]
     assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
-    said = toy("cancel", "pre-s1", "pre-gpas-s1").out
+    said = toy("cancel", "pre-s1", "pre-gpas-s1", "--yes").out
     assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
 
 

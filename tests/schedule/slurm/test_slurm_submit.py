@@ -378,7 +378,7 @@ def test_cells_beyond_the_array_limit_are_spread_over_several_arrays(cluster: Cl
 def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
     toy.submit()
-    toy("cancel", "pre-s1")
+    toy("cancel", "pre-s1", "--yes")
     assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
     wait(lambda: len(toy.queue()) == 1)
     assert "1 already queued" in toy.submit()
