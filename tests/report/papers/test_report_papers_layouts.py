@@ -135,7 +135,7 @@ def test_recipes_name_settings_of_cells_and_have_one_value_for_each_column() -> 
                 inside = WHOLE[section]
                 # Of one scheme, of one schedule, of depth schedules, of UL2, of Adafactor.
                 optional = {"norm.apply", "optim.decay_shape", "objective.denoisers", "objective.modes"}
-                optional |= {"objective.word_dropout"}  # of translation
+                optional |= {"objective.word_dropout", "objective.rate"}  # of translation, of masked tokens
                 optional |= {f"depth.{one.name}" for one in fields(Depth)}
                 optional |= {f"optim.{one.name}" for one in fields(optimizer_settings()["adafactor"])}
                 assert not key or key in inside or setting in optional, (source, setting)
