@@ -121,9 +121,8 @@ def describe_norm(model: Model) -> str:
 
 def _changed(section: Any) -> list[str]:
     """Return the settings of a section that do not have their defaults: "activation=tanh"."""
-    values = {f.name: getattr(section, f.name) for f in fields(section) if getattr(section, f.name) != f.default}
-    words = {name: f"{value:.4g}" if isinstance(value, float) else _word(value) for name, value in values.items()}
-    return [f"{name}={word}" for name, word in words.items()]
+    changed = [(f.name, getattr(section, f.name)) for f in fields(section) if getattr(section, f.name) != f.default]
+    return [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={_word(value)}" for name, value in changed]
 
 
 def _declared(entry: Entry, *path: str) -> str:

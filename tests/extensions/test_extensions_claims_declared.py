@@ -96,6 +96,7 @@ def test_each_says_where_it_is_made_and_at_toy_size_nothing_about_the_papers_siz
         ("gpas-raises-accuracy-on-single-tasks", {"Pre-LN, BoolQ": 9.39, "LNS, HellaSwag": 1.41}),
         ("cosine-decay-is-best-for-the-baseline", {"": 0.01}),
         ("equal-work-hurts-the-baseline", {"": 0.01}),
+        ("raptr-varies-less-over-runs", {"TyDi QA": -2.1, "SQuAD v2": -2.4, "SuperGLUE": -0.2}),
         ("raptr-tolerates-other-stages", {"random paths": -0.02, "after 30k": 0.0}),
         ("raptr-below-stacking", {"6-8-10-12": -0.03, "6-9-12": -0.02}),
         ("stages-beat-equal-work-in-bert-large",

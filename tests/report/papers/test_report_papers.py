@@ -237,6 +237,9 @@ CHECKS: dict[str, Callable[[PublishedTable, Remark], bool]] = {
     "on Trivia QA it is 0.8 more than the baseline": lambda table, remark: (
         [round(one - 25.0, 1) for one in values(table, remark)] == [0.8] and 25.0 in values(table, task="triviaqa")
     ),
+    "on Trivia QA the standard deviations are 0.2 and 0.2": lambda table, _: (
+        [row.stds[0] for row in table.rows if row.stds] == [0.2, 1.3, 0.2]
+    ),
     "an average of 27.52 for B2T at this rate, the paper 26.89": lambda table, remark: 26.89 in values(table, remark),
     "of all 3,003 sentences": lambda _, remark: remark.where == {"task": "newstest2014"},
 }
