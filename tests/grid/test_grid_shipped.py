@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from grids import grid
-from named_papers import published
+from named_papers import published, value_of
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
@@ -173,7 +173,7 @@ def test_curse_table2_scales_the_output_of_the_norms() -> None:
     curse = named("curse-table2")
     assert curse["250m-lns"].cell.model.norm == LNS(apply="scale")
     table = published("curse_of_depth", "table2_accuracy")
-    printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
+    printed = [value_of(table, {**facts(entry), "task": "average_paper"}) for entry in curse.values()]
     assert printed == [32.54, 35.63, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 32.67, 31.72, 43.01, 44.87]
 
 
@@ -184,11 +184,11 @@ def test_the_deepnorm_of_the_curse_of_depth_is_that_of_its_code() -> None:
         own, usual = curse[f"{size}-deepnorm-as-in-its-code"], curse[f"{size}-deepnorm"]
         assert (own.cell.model.init.preset, own.cell.model.wiring(1).skip) == ("deepnorm-inverted", 64**0.25)
         table = published("curse_of_depth", "table1_perplexity")
-        assert table.value(facts(own)) == table.value(facts(usual))
+        assert value_of(table, facts(own)) == value_of(table, facts(usual))
         found = {one.setting: one for one in deviations([usual], table)}
         assert found["init.preset"] == Deviation("init.preset", "deepnorm-inverted", "deepnorm", "code")
         assert "init.preset" not in {one.setting for one in deviations([own], table)}
-        assert published("gpas", "table2_perplexity").value(facts(own)) is None
+        assert value_of(published("gpas", "table2_perplexity"), facts(own)) is None
     assert {DeepNorm(skip=3).wiring_beside(layer, 6, 6).skip for layer in (1, 12)} == {3}
 
 
@@ -261,7 +261,7 @@ def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     assert {key for key, init in inits.items() if init.everywhere} == {("plain", "xavier"), ("scaled", "xavier")}
     table = published("spike_no_more", "table6_perplexity")
     for entry in GRIDS["spike-xavier"]:
-        assert table.value({**facts(entry), "text": "wikitext"}) is not None
+        assert value_of(table, {**facts(entry), "text": "wikitext"}) is not None
         assert not any(d.setting.startswith("init") for d in deviations([entry], table))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from named_papers import NUMBERS, PACKS, SOURCES, load, published, tables
+from named_papers import NUMBERS, PACKS, SOURCES, load, published, tables, value_of
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.packs import Pack, pack_named
@@ -29,9 +29,9 @@ UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
 def test_a_cell_that_differs_in_any_label_of_the_row_gets_no_number(axis: str) -> None:
     table = published("gpas", "table2_perplexity")
     cell = {**LLAMA, "size": "71m", "norm": "pre"}
-    assert table.value(cell) == 34.23
-    assert table.value({**cell, axis: "other"}) is None
-    assert table.value({name: label for name, label in cell.items() if name != axis}) is None
+    assert value_of(table, cell) == 34.23
+    assert value_of(table, {**cell, axis: "other"}) is None
+    assert value_of(table, {name: label for name, label in cell.items() if name != axis}) is None
 
 
 def test_every_row_says_which_network_and_text_it_is_of() -> None:
@@ -45,8 +45,8 @@ def test_every_row_says_which_network_and_text_it_is_of() -> None:
 def test_the_row_with_the_most_labels_is_used() -> None:
     table = published("raptr", "table3_loss")
     full = {**UL2, "depth": "full", "schedule": "cosine"}
-    assert table.value(full) == 2.06
-    assert table.value({**full, "budget": "equal"}) == 2.07
+    assert value_of(table, full) == 2.06
+    assert value_of(table, {**full, "budget": "equal"}) == 2.07
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
@@ -83,9 +83,9 @@ def test_settings_are_those_of_the_second_transcription(source: str) -> None:
 def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
     table = published("raptr", "table1_loss@bert-base")
     toy = {"size": "-", "family": "llama", "norm": "pre", "depth": "full"}
-    assert table.value(toy) == 1.76
-    assert table.value({**toy, "budget": "equal"}) is None
-    assert published("raptr", "table7_loss@bert-base").value({**toy, "budget": "equal"}) == 1.74
+    assert value_of(table, toy) == 1.76
+    assert value_of(table, {**toy, "budget": "equal"}) is None
+    assert value_of(published("raptr", "table7_loss@bert-base"), {**toy, "budget": "equal"}) == 1.74
     with pytest.raises(GpasError, match="no column 'bert-bas'; did you mean"):
         published("raptr", "table1_loss@bert-bas")
 
