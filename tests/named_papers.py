@@ -33,6 +33,11 @@ def published(source: str | Pack, name: str) -> PublishedTable:
     return papers.published(_pack(source), name)
 
 
+def value_of(table: PublishedTable, labels: Mapping[str, Any]) -> float | None:
+    found = table.cell(labels)
+    return found.value if found else None
+
+
 def numbers(source: str | Pack) -> tuple[str, ...]:
     return papers.numbers(_pack(source))
 

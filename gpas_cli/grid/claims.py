@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Grid, Source
+from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, SPREAD, Claim, Comparison, Feature, Grid, Source
 from gpas_cli.grid.document import Label, identity, mapping, spelled
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, read_published, read_where
@@ -16,7 +16,7 @@ _COMPARISON_KEYS = (
     *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "best", "across", "test"),
     *("published", "printed"),
 )
-_KINDS = ("difference", "ratio", "value")
+_KINDS = ("difference", "ratio", "value", SPREAD)
 _TESTS = (PAIRED_T, EACH_RUN)
 # Words for `expect` by kind of comparison: which side of the neutral number the effect is on.
 _SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
@@ -123,6 +123,8 @@ def _read_comparison(layers: list[Entries], part: Part, context: _Context) -> Co
     if (compare == "value") == bool(against):
         words = "needs 'against': the labels of the base" if not against else "compares values, without 'against'"
         parts["compare"].report(words)
+    for key in [one for one in ("across", "best", "test") if one in parts and compare == SPREAD]:
+        parts[key].report("standard deviations have a test of their own, over all seeds of two cells; leave it out")
     low, high = _bounds(parts["expect"], compare)
     return Comparison(
         says=parts["says"].sentence(),
@@ -137,7 +139,7 @@ def _read_comparison(layers: list[Entries], part: Part, context: _Context) -> Co
         over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
         best=_best(parts["best"], labels),
         across=_across(parts["across"], labels),
-        test=_choice(parts["test"], _TESTS, PAIRED_T),
+        test=SPREAD if compare == SPREAD else _choice(parts["test"], _TESTS, PAIRED_T),
         published=read_published(parts["published"], context.packs),
         printed=_number(parts["printed"]) if "printed" in parts else None,
         mark=part.key,
@@ -212,10 +214,10 @@ def _bounds(part: Part, compare: str) -> tuple[float, float]:
     if part.node is None:
         part.report(f"is required: {', '.join(words)}, or a bound such as {{below: {neutral:g}}}")
         return -math.inf, math.inf
-    if isinstance(part.value, str):
+    if isinstance(part.value, str) or compare == SPREAD:
         if part.value not in words:
-            part.report(f"unknown word '{part.value}'; {nearest(part.value, words)}")
-        return (-math.inf, neutral) if _SIDES.get(part.value, 1) < 0 else (neutral, math.inf)
+            part.report(f"unknown word '{part.value}'; {nearest(str(part.value), words)}")
+        return (-math.inf, neutral) if _SIDES.get(str(part.value), 1) < 0 else (neutral, math.inf)
     parts = part.entries(_BOUNDS)
     if isinstance(part.value, dict) and len(parts) != 1:
         part.report("needs one of below, above and between")

@@ -34,6 +34,7 @@ from gpas_cli.words import count, verb
 
 PAIRED_T = "t"
 EACH_RUN = "each-run"
+SPREAD = "spread"
 
 _TAKES = (
     *("mean", "max", "min", "first", "last", "slope", "log-slope", "exponential-aic", "early-change"),

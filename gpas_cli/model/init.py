@@ -68,6 +68,7 @@ def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
         ],
         "xavier": [(_PROJECTIONS, _xavier(1.0))],
         "deepnorm": [(_QUERY_KEY, _xavier(1.0)), (_PROJECTIONS, _xavier((8 * layers) ** -0.25))],
+        "deepnorm-inverted": [(_QUERY_KEY, _xavier(1.0)), (_PROJECTIONS, _xavier((8 * layers) ** 0.25))],
     }
     if init.everywhere:
         extra = model.size.hidden - model.base_hidden

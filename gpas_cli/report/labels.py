@@ -113,10 +113,16 @@ def _describe_std(model: Model) -> str:
 
 
 def describe_norm(model: Model) -> str:
-    """Return the scheme's name if its settings are the published ones. LNS is published in two forms."""
-    norm: Any = model.norm
-    usual = all(getattr(norm, own.name) == own.default for own in fields(norm))
-    return model.scheme if usual or isinstance(norm, LNS) else NO_MATCH
+    """Return the scheme's name and its settings that are not the published ones, as in "deepnorm, skip=2.828". LNS is
+    published in two forms."""
+    changed = [] if isinstance(model.norm, LNS) else _changed(model.norm)
+    return ", ".join([model.scheme, *changed])
+
+
+def _changed(section: Any) -> list[str]:
+    """Return the settings of a section that do not have their defaults: "activation=tanh"."""
+    changed = [(f.name, getattr(section, f.name)) for f in fields(section) if getattr(section, f.name) != f.default]
+    return [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={_word(value)}" for name, value in changed]
 
 
 def _declared(entry: Entry, *path: str) -> str:
@@ -139,9 +145,7 @@ def describe_gate(gate: Gate | None) -> str:
         return "none"
     if activation(gate.activation).slope(0) == 0:
         gate = replace(gate, init=0.0)
-    usual = Gate()
-    changed = [(f.name, getattr(gate, f.name)) for f in fields(gate) if getattr(gate, f.name) != getattr(usual, f.name)]
-    return ", ".join(f"{name}={_word(value)}" for name, value in changed) or "gpas"
+    return ", ".join(_changed(gate)) or "gpas"
 
 
 def row_title(axes: Sequence[str], key: RowKey, scheme_titles: Mapping[Label, str]) -> str:

@@ -21,6 +21,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "a number": lambda value: type(value) in (int, float),
     "a number or null": lambda value: value is None or type(value) in (int, float),
     "lower or higher": lambda value: value in ("lower", "higher"),
+    "paper or code": lambda value: value in ("paper", "code"),
 }
 
 

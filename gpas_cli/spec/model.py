@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm")
+_PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm", "deepnorm-inverted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +111,14 @@ class Init:
 
     normal: N(0, std^2). scaled: normal, with o and down divided by sqrt(2L). small: std sqrt(2/(5d)) and scaled outputs
     (Spike No More). xavier: Xavier normal. deepnorm: Xavier, gain (8L)^(-1/4) on v, o, gate, up, down.
+    deepnorm-inverted: the same with (8L)^(1/4), as in the code of Mix-LN and The Curse of Depth.
     `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments: with it every preset has a large
     shortcut, `small` too. The vanilla of Spike No More needs a tied head, as `gpt` has, or `embed_std: sqrt(2/(5d))`.
     `everywhere`: Xavier for embedding, head and learned positions as well, as in Spike No More. `zero_last_row`: keep
     vocabulary row V-1 at zero without gradient, like the reference, whose padding index is -1. It defaults to false if
     the text or the objective may have that id, and with a head tied to the embedding: a row of text that begins with it
     would be exactly 0, where each norm multiplies gradients by 1/sqrt(eps). With a tied head, `embed_std` defaults to
-    the std of the matrices. Learned positions start like the matrices, with `std` in xavier and deepnorm; biases start
+    the std of the matrices. Learned positions start like the matrices, with `std` in xavier and deepnorm*; biases start
     at 0.
     """
 

@@ -142,18 +142,21 @@ class Post(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepNorm(Scheme):
-    """N((2L)^(1/4) x + f(x)), with its own initialisation (Wang et al. 2022)."""
+    """N((2L)^(1/4) x + f(x)), with its own initialisation (Wang et al. 2022). `skip` is a factor in place of
+    (2L)^(1/4): the code of The Curse of Depth has that of 32 layers at every depth."""
+
+    skip: float | None = setting(None, above=0, high=100, omit_default_from_key=True)
 
     title: ClassVar[str] = "DeepNorm"
     init_preset: ClassVar[str] = "deepnorm"
 
     def wiring(self, layer: int, depth: int) -> Wiring:
-        return Wiring(out_norm=Norm(), skip=(2 * depth) ** 0.25, home="skip")
+        return Wiring(out_norm=Norm(), skip=self.skip or (2 * depth) ** 0.25, home="skip")
 
     def wiring_beside(self, layer: int, encoder: int, decoder: int) -> Wiring:
         # Table 1 of Wang et al. 2022.
         skip = 0.81 * (encoder**4 * decoder) ** (1 / 16) if layer <= encoder else (3 * decoder) ** 0.25
-        return Wiring(out_norm=Norm(), skip=skip, home="skip")
+        return Wiring(out_norm=Norm(), skip=self.skip or skip, home="skip")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from statistics import correlation, stdev, variance
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from gpas_cli.report import query
 from gpas_cli.report.quantities import feature_fault
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.statistics.stats import two_sided_p
 
 INF = math.inf
 CLEAR = {("pre", "none"): (34.0, 34.3, 34.1), ("pre", "gpas"): (33.1, 33.5, 33.2)}
@@ -93,6 +95,30 @@ def test_the_directions_of_several_parts_are_counted() -> None:
 def test_seeds_are_paired() -> None:
     drift = {("pre", "none"): (30.0, 40.0, 50.0), ("pre", "gpas"): (29.5, 39.55, 49.45)}
     assert verdict(drift).verdict == SUPPORTED
+
+
+def spread(own: tuple[float | str, ...], base: tuple[float, ...]) -> Verdict:
+    numbers = {("pre", "none"): base, ("pre", "gpas"): own}
+    return verdict(numbers, compare="spread", test="spread")
+
+
+def test_standard_deviations_are_compared_seed_by_seed() -> None:
+    own, base = (30.1, 29.9, 30.2, 29.85, 30.0), (34.0, 36.0, 31.0, 35.0, 38.0)
+    (part,) = spread(own, base).parts
+    assert part.effect == pytest.approx(stdev(own) - stdev(base))
+    ratio, r = variance(own) / variance(base), correlation(own, base)  # Morgan's form of the test
+    t = (ratio - 1) * math.sqrt(len(own) - 2) / (2 * math.sqrt(ratio * (1 - r * r)))
+    assert (part.verdict, part.p) == (SUPPORTED, pytest.approx(two_sided_p(t, len(own) - 2)))
+    assert spread(base, own).verdict == CONTRADICTED
+    assert (part.test, part.needed, spread((1.0, 4.0, 2.0), base[:3]).verdict) == ("spread", None, UNDECIDED)
+
+
+@pytest.mark.parametrize("own", [(1.0, 3.0), (1.0, 3.0, "diverged"), (2.0, 2.0, 2.0), (35.0, 37.0, 32.0)])
+def test_a_standard_deviation_without_enough_numbers_is_not_tested(own: tuple[float | str, ...]) -> None:
+    """Too few seeds, one that diverged, no spread, and the same one as that of the base."""
+    (part,) = spread(own, (34.0, 36.0, 31.0)[: len(own)]).parts
+    assert (part.verdict, part.p) == (UNDECIDED, None)
+    assert part.reason.startswith("a standard deviation is tested over three seeds or more")
 
 
 def test_missing_runs_are_named_with_the_command_that_runs_them() -> None:

@@ -49,6 +49,7 @@ def test_a_claim_compares_perplexities_unless_it_says_otherwise() -> None:
         ({"expect": "lower", "compare": "ratio"}, (-math.inf, 1)),
         ({"expect": "{above: 0.99}", "compare": "ratio"}, (0.99, math.inf)),
         ({"expect": "negative", "against": ""}, (-math.inf, 0)),
+        ({"expect": "higher", "compare": "spread"}, (0, math.inf)),
     ],
 )
 def test_what_is_expected_is_an_open_interval(settings: dict[str, str], bounds: tuple[float, float]) -> None:
@@ -100,6 +101,9 @@ MISTAKES = {
     "a bound that is no number": ({"expect": "{below: x}"}, "13:21", "'x' is not a number"),
     "empty interval": ({"expect": "{between: [1, 0]}"}, "13:13", "1 is not below 0"),
     "ratio below 0": ({"compare": "ratio", "expect": "{between: [-1, 2]}"}, "13:13", "bounds of a ratio are above 0"),
+    "a bound of a spread": ({"compare": "spread", "expect": "{below: 1}"}, "13:13", "valid: lower, higher"),
+    "a spread over runs": ({"compare": "spread", "test": "each-run"}, "15:11", "have a test of their own"),
+    "a spread of the best": ({"compare": "spread", "best": "seed"}, "15:11", "have a test of their own"),
     "unknown kind": ({"compare": "rate"}, "14:14", "unknown word 'rate'; did you mean 'ratio'?"),
     "values with a base": ({"compare": "value", "expect": "{above: 1}"}, "14:14", "compares values, without 'against'"),
     "unknown test": ({"test": "each-rnu"}, "14:11", "unknown word 'each-rnu'; did you mean 'each-run'?"),

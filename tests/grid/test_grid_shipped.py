@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from grids import grid
-from named_papers import published
+from named_papers import published, value_of
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
@@ -16,12 +16,12 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.variant import _UPDATES, changes, one_seed, shrink
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers.recipes import deviations
+from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.model import shortcut_std
-from gpas_cli.spec.norm import LNS
+from gpas_cli.spec.norm import LNS, DeepNorm
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
@@ -139,7 +139,7 @@ CONTINUED = {
     "table3": ("table2", "1b-", SCORED, 11),
     "table3-poster": ("table3", "", SCORED, 11),
     "figure7": ("table3", "", ["pretrain", "finetune", "importance"], 4),
-    "curse-table2": ("curse-table1", "", SCORED, 10),
+    "curse-table2": ("curse-table1", "", SCORED, 12),
     "quickstart-downstream": ("quickstart", "", SCORED, 8),
     "quickstart-importance": ("quickstart", "", ["pretrain", "importance"], 8),
     "quickstart-quantised": ("quickstart", "", ["pretrain", "quantised"], 20),
@@ -173,8 +173,23 @@ def test_curse_table2_scales_the_output_of_the_norms() -> None:
     curse = named("curse-table2")
     assert curse["250m-lns"].cell.model.norm == LNS(apply="scale")
     table = published("curse_of_depth", "table2_accuracy")
-    printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
-    assert printed == [32.54, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 31.72, 43.01, 44.87]
+    printed = [value_of(table, {**facts(entry), "task": "average_paper"}) for entry in curse.values()]
+    assert printed == [32.54, 35.63, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 32.67, 31.72, 43.01, 44.87]
+
+
+def test_the_deepnorm_of_the_curse_of_depth_is_that_of_its_code() -> None:
+    """Its gain is (8L)^(1/4), and its skip path that of 32 layers at every depth; DeepNorm itself stands beside it."""
+    curse = named("curse-table1")
+    for size in ("130m", "250m", "350m", "1b"):
+        own, usual = curse[f"{size}-deepnorm-as-in-its-code"], curse[f"{size}-deepnorm"]
+        assert (own.cell.model.init.preset, own.cell.model.wiring(1).skip) == ("deepnorm-inverted", 64**0.25)
+        table = published("curse_of_depth", "table1_perplexity")
+        assert value_of(table, facts(own)) == value_of(table, facts(usual))
+        found = {one.setting: one for one in deviations([usual], table)}
+        assert found["init.preset"] == Deviation("init.preset", "deepnorm-inverted", "deepnorm", "code")
+        assert "init.preset" not in {one.setting for one in deviations([own], table)}
+        assert value_of(published("gpas", "table2_perplexity"), facts(own)) is None
+    assert {DeepNorm(skip=3).wiring_beside(layer, 6, 6).skip for layer in (1, 12)} == {3}
 
 
 @pytest.mark.parametrize("grid", ["quickstart-ablations", "table5-gate"])
@@ -191,6 +206,7 @@ UNPRINTED = {
     ("table3-poster", "gpas"): 33,  # two tasks, and the average over nine
     ("table3-poster", "poster"): 11,  # the average over seven
     ("gpas-identity-1b", "gpas"): 1,  # without a gate
+    ("gpas-after-norm", "gpas"): 6,  # those with the gate after the norm
     ("table4-position", "gpas"): 1,  # a gate on the skip path only
     ("spike-table7", "spike_no_more"): 2,  # diverged
     ("spike-table2", "spike_no_more"): 2,  # diverged
@@ -245,7 +261,7 @@ def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     assert {key for key, init in inits.items() if init.everywhere} == {("plain", "xavier"), ("scaled", "xavier")}
     table = published("spike_no_more", "table6_perplexity")
     for entry in GRIDS["spike-xavier"]:
-        assert table.value({**facts(entry), "text": "wikitext"}) is not None
+        assert value_of(table, {**facts(entry), "text": "wikitext"}) is not None
         assert not any(d.setting.startswith("init") for d in deviations([entry], table))
 
 

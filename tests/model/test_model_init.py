@@ -112,6 +112,7 @@ def test_presets(preset: str) -> None:
         "small": (small, small, small / depth, small, small / depth, small),
         "xavier": (square, square, square, oblong, oblong, 0.02),
         "deepnorm": (square, gain * square, gain * square, gain * oblong, gain * oblong, 0.02),
+        "deepnorm-inverted": (square, square / gain, square / gain, oblong / gain, oblong / gain, 0.02),
     }[preset]
     parameters = canonical_parameters(build(parse_model({"size": size, "init": preset})))
     for name, std in zip(("attn.q", "attn.v", "attn.o", "mlp.gate", "mlp.down"), expected, strict=False):

@@ -43,7 +43,7 @@ def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
     changed = entry(axes={"size": "71m", "norm": "mix"}, norm="mix")
     assert facts(changed)["norm"] == "mix"
     half = parse_model({"size": "71m", "norm": {"scheme": "mix", "post_fraction": 0.5}})
-    assert describe_norm(half) == NO_MATCH
+    assert describe_norm(half) == "mix, post_fraction=0.5"
     shallow = entry(size={"like": "71m", "layers": 6}, axes={"size": "71m"})
     assert facts(shallow)["size"] == NO_MATCH
 

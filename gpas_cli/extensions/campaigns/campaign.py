@@ -16,7 +16,7 @@ from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.extensions.claims.sequential import UNDECIDED, fewest, log_evidence, possible
 from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, assess
 from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
-from gpas_cli.grid.declared import EACH_RUN, Claim, Entry, Experiments
+from gpas_cli.grid.declared import PAIRED_T, Claim, Entry, Experiments
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.select import select
 from gpas_cli.project import Project
@@ -196,7 +196,7 @@ def candidates(claims: Sequence[ClaimEvidence], level: float, max_seeds: int, st
 
 
 def _next(part: PartEvidence, level: float, max_seeds: int, step: int) -> tuple[int, ...]:
-    if part.part.comparison.test == EACH_RUN:
+    if part.part.comparison.test != PAIRED_T:
         return part.pending
     wanted = min(max(step, fewest(level) - len(part.seeds)), max_seeds - len(part.seeds))
     if wanted <= 0:

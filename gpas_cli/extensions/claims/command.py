@@ -19,14 +19,14 @@ from gpas_cli.extensions.claims.evaluate import SIGN, evaluate
 from gpas_cli.extensions.claims.options import Tuned, complete_claim
 from gpas_cli.extensions.claims.sequential import SUPPORTED, UNDECIDED
 from gpas_cli.extensions.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json, styled
-from gpas_cli.grid.declared import EACH_RUN, Claim
+from gpas_cli.grid.declared import EACH_RUN, SPREAD, Claim
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import title_of
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.words import count, listed, significant, verb
 
-_TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
+_TESTS = {"t": "t", SIGN: "sign", SPREAD: SPREAD, EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 _SMALLEST_P = 1e-4
 _NUMBERS = frozenset(("parts", "effect", "p", "seeds"))  # columns that are aligned on the right
 
@@ -289,5 +289,5 @@ def _notes(verdict: Verdict) -> Iterator[str]:
 def _compared(part: Part) -> str:
     words = {"difference": "difference from the base", "ratio": "ratio to the base", "value": "by itself"}
     across, best = part.comparison.across, part.comparison.best
-    said = words[part.comparison.compare] + (f", at {across[1]} against {across[2]}" if across else "")
+    said = words.get(part.comparison.compare, SPREAD) + (f", at {across[1]} against {across[2]}" if across else "")
     return said + (f", of each the best {best}" if best else "")

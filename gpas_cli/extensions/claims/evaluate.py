@@ -14,6 +14,7 @@ t          Student's t test against the nearest bound. `inside`: against every f
            are two. p values are two-sided, so that p < 0.05 exactly if the 95 % interval is inside (or outside).
 sign       the exact sign test, where a run diverged, or never reached what its speed-up is measured by: its effect is
            infinite, so that only the side counts.
+spread     of standard deviations over seeds: the t test of a correlation. No seeds are added for it.
 each-run   no test: the claim is about every run.
 
 Effects that equal a bound, or each other, up to rounding of the compared numbers are ties; the largest of these numbers
@@ -26,11 +27,12 @@ import math
 import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import correlation, stdev
 
 from gpas_cli.extensions.claims.measure import Group, groups
 from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.extensions.claims.verdict import Part, Verdict, has_added_seeds, judged
-from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Entry
+from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, SPREAD, Claim, Comparison, Entry
 from gpas_cli.grid.document import Label
 from gpas_cli.report.convergence import length_fault, smooth_losses
 from gpas_cli.report.labels import label_title, number_facts, scheme_titles
@@ -94,12 +96,15 @@ def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> 
     low, high = part.bounds()
     finite = all(math.isfinite(effect) for effect in effects)
     scale = part.scale()
-    tested = t_test(effects, low, high, _LEVEL, scale) if finite else sign_test(effects, low, high, scale)
+    if comparison.test == SPREAD:
+        tested = spread_test(part)
+    else:
+        tested = t_test(effects, low, high, _LEVEL, scale) if finite else sign_test(effects, low, high, scale)
     reason = _reasons(_why_untested(effects, tested), part)
     part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=reason)
     if tested.mean is None:
         return _with_median(part)
-    further = _needed(part, tested.mean)
+    further = _needed(part, tested.mean) if comparison.test == PAIRED_T else None
     return replace(
         part,
         effect=part.shown(tested.mean),
@@ -123,6 +128,8 @@ def _reasons(first: str, part: Part) -> str:
 def _why_untested(effects: Sequence[float], tested: _Assessed) -> str:
     if tested.p is not None:
         return "a run diverged or never got there, so that only signs count" if tested.name == SIGN else ""
+    if tested.name == SPREAD:
+        return "a standard deviation is tested over three seeds or more, with different numbers and none that diverged"
     if len(effects) == 1:
         return "one seed: a test needs two or more"
     return "the effects of all seeds are equal, so that their spread is unknown"
@@ -192,8 +199,9 @@ def _published(comparison: Comparison, group: Group) -> dict[str, float]:
     own, base = group.pairs[0].own, group.pairs[0].base
     for pack, name in comparison.published.items():
         table = published(pack, name)
-        value = table.value(_facts(own.status.entry, comparison))
-        other = table.value(_facts(base.status.entry, comparison)) if base else 0.0
+        number = "std" if comparison.test == SPREAD else "value"
+        cells = [table.cell(_facts(one.status.entry, comparison)) for one in (own, base) if one]
+        value, other = (*(getattr(cell, number, None) for cell in cells), 0.0)[:2]
         if value is not None and other is not None:
             found[pack.name] = value / other if comparison.logarithmic else round(value - other, 6)
     return found
@@ -236,6 +244,7 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
 
 
 SIGN = "sign"
+_LEAST = 1e-16  # of 1 - r^2, which rounding may make 0 or less
 
 
 @dataclass(frozen=True)
@@ -280,6 +289,24 @@ def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 
     sides = [side for effect in effects if (side := is_inside(effect, low, high, scale)) is not None]
     inside, n = sum(sides), len(sides)
     return _Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))
+
+
+def spread_test(part: Part) -> _Assessed:
+    """Test the standard deviation of the subject minus that of its base: by the correlation of sums and differences of
+    their numbers, which is positive if the subject's varies more (Pitman 1939, Morgan 1939)."""
+    effects = part.effects()
+    measured = [pair.measured for pair in part.pairs if pair.seed in effects]
+    pairs = [(own.value or 0.0, base.value or 0.0) for own, base in measured]
+    if len(pairs) < 2 or not all(map(math.isfinite, effects.values())):
+        return _Assessed(SPREAD)
+    own, base = (stdev(numbers) for numbers in zip(*pairs, strict=True))
+    sums, differences = [a + b for a, b in pairs], [a - b for a, b in pairs]
+    if len(pairs) < 3 or 0 in (own, base, stdev(sums), stdev(differences)):
+        return _Assessed(SPREAD, mean=own - base)
+    r, freedom = correlation(sums, differences), len(pairs) - 2
+    p = two_sided_p(r * math.sqrt(freedom / max(1 - r * r, _LEAST)), freedom)
+    holds = (r < 0) == (part.comparison.low < 0)
+    return _Assessed(SPREAD, p if holds else 1.0, 1.0 if holds else p, own - base)
 
 
 def is_inside(effect: float, low: float, high: float, scale: float) -> bool | None:

@@ -327,7 +327,7 @@ def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> flo
         return None if math.isnan(own.value) else own.value
     if isinstance(own.value, Arrival) and not own.value.arrived:
         return -math.inf if own.value.speed else math.inf
-    if comparison.compare == "difference" or math.isinf(own.value) or math.isinf(base.value):
+    if not comparison.logarithmic or math.isinf(own.value) or math.isinf(base.value):
         return _difference(own.value, base.value)
     if min(own.value, base.value) <= 0:
         return None

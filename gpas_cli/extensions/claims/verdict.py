@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from gpas_cli.documents import DocumentJson
 from gpas_cli.extensions.claims.measure import Pair
 from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
-from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Source
+from gpas_cli.grid.declared import PAIRED_T, Claim, Comparison, Source
 from gpas_cli.grid.document import Label
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
@@ -223,12 +223,12 @@ class ClaimPartJson(Document):
 
     title: str
     labels: Annotated[Mapping[str, Any], "the labels on the axes `by`"]
-    compare: Annotated[str, ("difference", "ratio", "value")]
+    compare: Annotated[str, ("difference", "ratio", "value", "spread")]
     value: Annotated[str, "the number that is compared, in words"]
     low: Annotated[float | None, "the claimed interval of the effect; null: unbounded"]
     high: float | None
     verdict: VerdictWord
-    test: Annotated[str, ("t", "sign", "each-run", "sequential"), "sequential: seeds were added to decide the claim"]
+    test: Annotated[str, ("t", "sign", "spread", "each-run", "sequential"), "sequential: seeds were added to decide"]
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
     interval: Annotated[tuple[float, float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]
@@ -399,7 +399,7 @@ def judged(verdict: Verdict, level: float = 0.05) -> Verdict:
 
 
 def _judged(found: PartEvidence, against: float | None) -> Part:
-    if found.part.comparison.test == EACH_RUN:
+    if found.part.comparison.test != PAIRED_T:
         return found.part
     inside, outside = found.evidence.p_inside, found.evidence.p_outside
     return replace(
@@ -422,7 +422,7 @@ def _assessed(part: Part, level: float) -> PartEvidence:
     used = list(takewhile(lambda pair: all(one.settled for one in pair.measured), ordered))
     effects = tuple(pair.effect for pair in used)
     low, high = part.bounds()
-    if part.comparison.test == EACH_RUN:
+    if part.comparison.test != PAIRED_T:
         inside = _CERTAIN if part.verdict == SUPPORTED else 1.0
         outside = _CERTAIN if part.verdict == CONTRADICTED else 1.0
         found = Evidence(len(effects), inside, outside)

@@ -126,11 +126,6 @@ class PublishedTable:
             return None
         return PublishedCell(self, self.rows.index(max(fitting, key=lambda row: len(row.labels))), columns[0])
 
-    def value(self, labels: CellLabels) -> float | None:
-        """Return the printed number of the cell with these labels, None if there is none."""
-        found = self.cell(labels)
-        return found.value if found else None
-
     def in_own_words(self, labels: CellLabels) -> CellLabels:
         """Return the labels with the size that the source calls a network of this shape."""
         if not self.sizes or "shape" not in labels:

@@ -37,8 +37,8 @@ class Deviation:
 class _Recipe:
     """How some published networks were trained, as in the file. stated_in: where the source says so.
 
-    exceptions: `settings` of the rows with the labels `where`. columns: the `axis` and the `labels` that lists of
-    values are by.
+    exceptions: `settings` of the rows with the labels `where`, stated in the paper, or in its code if `origin` says so.
+    columns: the `axis` and the `labels` that lists of values are by.
     """
 
     stated_in: str
@@ -59,7 +59,7 @@ class _Recipe:
                     found[name] = (value, origin)
         for exception in self.exceptions:
             if has_labels(labels, frozen(exception["where"])):
-                found |= {name: (value, "paper") for name, value in exception["settings"].items()}
+                found |= {name: (own, exception.get("origin", "paper")) for name, own in exception["settings"].items()}
         return {name: (value, origin) for name, (value, origin) in found.items() if value is not None}
 
     def _of_column(self, values: Any, labels: CellLabels) -> Any:

@@ -136,23 +136,18 @@ def _diverged(table: Table) -> Iterator[Note]:
 
 
 def _unfinished(table: Table) -> Iterator[Note]:
-    # Each entry once in a column, which may show several metrics of it.
-    runs: dict[tuple[str, object], EntryStatus] = {}
-    for _, i, cell in _shown_cells(table):
-        for status in cell.runs:
-            key = (status.entry.id, table.columns[i].label)
-            if key not in runs or status.value is None:
-                runs[key] = status
-    statuses = list(runs.values())
-    unrecorded = sum(s.state == "unrecorded" for s in statuses)
-    missing = [s for s in statuses if s.value is None and s.state not in ("diverged", "unrecorded", NO_UNIT)]
+    every = [status for *_, cell in _shown_cells(table) for status in cell.runs]
+    runs = {status.entry.id for status in every}  # each of which may have many numbers
+    unrecorded = {status.entry.id for status in every if status.state == "unrecorded"}
+    found = (s for s in every if s.value is None and s.state not in ("diverged", "unrecorded", NO_UNIT))
+    missing = {status.entry.id: status for status in found}.values()
     if missing:
         counts = Counter(s.state for s in missing)
         states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         have = verb(len(missing), "has", "have")
-        yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs {have} no result: {states}")
+        yield Note("unfinished", f"{len(missing)} of {len(runs)} runs {have} no result: {states}")
     if unrecorded:
-        yield Note("unfinished", f"{unrecorded} of {len(statuses)} runs did not record every number shown")
+        yield Note("unfinished", f"{len(unrecorded)} of {len(runs)} runs did not record every number shown")
     for s in missing:
         if s.state == "not finite" and s.result:
             yield Note("unfinished", f"{s.entry.id} is no result: not finite in its first tenth: {s.result.cause}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from named_papers import PACKS, SOURCES, load, numbers, printed, published, tables
+from named_papers import PACKS, SOURCES, load, numbers, printed, published, tables, value_of
 from report_cells import entry
 from shipped import cells_of
 
@@ -135,7 +135,7 @@ def test_recipes_name_settings_of_cells_and_have_one_value_for_each_column() -> 
                 inside = WHOLE[section]
                 # Of one scheme, of one schedule, of depth schedules, of UL2, of Adafactor.
                 optional = {"norm.apply", "optim.decay_shape", "objective.denoisers", "objective.modes"}
-                optional |= {"objective.word_dropout"}  # of translation
+                optional |= {"objective.word_dropout", "objective.rate"}  # of translation, of masked tokens
                 optional |= {f"depth.{one.name}" for one in fields(Depth)}
                 optional |= {f"optim.{one.name}" for one in fields(optimizer_settings()["adafactor"])}
                 assert not key or key in inside or setting in optional, (source, setting)
@@ -225,9 +225,9 @@ GPT_350M = {
 def test_a_gpt_gets_the_numbers_of_spike_no_more() -> None:
     table = published("spike_no_more", "table1_perplexity")
     cell = {**facts(entry(axes={"size": "mine"}, **GPT_350M)), "embed": "scaled"}
-    assert table.value({**cell, "text": "wikitext"}) == 29.86
-    assert table.value({**cell, "text": "lambada_openai"}) == 24.37
-    assert table.value(cell) is None  # its perplexity on C4
+    assert value_of(table, {**cell, "text": "wikitext"}) == 29.86
+    assert value_of(table, {**cell, "text": "lambada_openai"}) == 24.37
+    assert value_of(table, cell) is None  # its perplexity on C4
     found = table.cell({**cell, "embed": "plain", "text": "wikitext"})
     assert [remark.text[:9] for remark in found.remarks] == ["the paper"] * 2
 

@@ -136,8 +136,9 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
     found = [(cell.summary.mean, cell.printed["curse_of_depth"].value) for row in table.rows for cell in row.cells]
     assert len(found) == 20
     assert [ours for ours, _ in found] == pytest.approx([theirs for _, theirs in found], rel=1e-12)
-    assert "its numbers of batches, 801 (LLaMA-130M), 101 (LLaMA-250M, LLaMA-350M), 201 (LLaMA-1B)" in note_of(
-        table, "compared"
+    assert (
+        "its numbers of batches, 801 (LLaMA-130M 2.2B), 101 (LLaMA-250M 3.9B, LLaMA-350M 6.0B), 201 (LLaMA-1B 8.9B)"
+        in note_of(table, "compared")
     )
     gpas = serving(parts["gpas"], table2)
     assert gpas is not None

@@ -56,6 +56,13 @@ def test_the_averages_of_the_paper_and_the_poster_have_their_own_published_numbe
     assert printed["social_iqa"] == {"poster": 44.27}
 
 
+def test_a_run_without_a_result_is_counted_once_however_many_tasks_it_has() -> None:
+    two = [entry(norm, **NINE) for norm in ("pre", "lns")]
+    table = build(two, {}, {}, spec(columns="task", value="accuracy"))
+    assert len(table.columns) > 9
+    assert texts(table, "unfinished") == ["2 of 2 runs have no result: 2 missing"]
+
+
 def test_a_score_has_its_standard_error_in_percent_and_an_average_that_of_its_tasks() -> None:
     found = cells(table_of(*(score(task) for task in _POSTER)))
     assert found["piqa"].values == {1: 50.0}
