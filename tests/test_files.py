@@ -249,7 +249,7 @@ def test_mounts_that_cannot_be_listed_are_unknown(monkeypatch: pytest.MonkeyPatc
 
 __all__ = ["face"]
 CELL = ("small", "--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
-COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("history",), ("logs", "pre-s1"))
+COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("logs", "pre-s1"))
 THEIRS = b"alias ll='ls -l'\n"
 
 
@@ -272,7 +272,7 @@ def test_whatever_a_run_writes_is_not_followed(face: Face, tmp_path: Path, what:
     face("run", *CELL, "--yes")
     face("sync")
     written = [path for path in (*face.runs.rglob("*"), face.folder / "gpas.db") if path.is_file()]
-    assert {".history.jsonl", ".lock", "cpu-0.lock", ".project.json", "alive.lock", "log.txt", "journal.jsonl",
+    assert {".lock", "cpu-0.lock", ".project.json", "alive.lock", "log.txt", "journal.jsonl",
             "gpas.db"} <= {path.name for path in written}  # fmt: skip
     for path in written:
         target, kept = tmp_path / f"of-{path.name}", path.read_bytes()
@@ -308,9 +308,7 @@ def test_a_job_follows_no_link_in_the_place_of_what_it_writes(trained: Toy, tmp_
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [(".history.jsonl", ("run", *CELL, "--yes")), (".history.jsonl", ("cancel", *CELL)),
-     (".history.jsonl", ("forget", *CELL, "--yes", "--why", "x")), (".history.jsonl", ("history",)),
-     (".lock", ("run", *CELL, "--yes")), ("slot", ("run", *CELL, "--yes")), ("../gpas.db", ("sync",))],
+    [(".lock", ("run", *CELL, "--yes")), ("slot", ("run", *CELL, "--yes")), ("../gpas.db", ("sync",))],
 )  # fmt: skip
 def test_a_command_names_the_link_and_starts_nothing(face: Face, place: str, words: tuple[str, ...]) -> None:
     face("run", "small", "--where", "norm=post", "--where", "gate=none", "--where", "seed=1", "--yes")

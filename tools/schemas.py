@@ -25,7 +25,6 @@ DOCUMENTS = {
     "rerun": "cli.running:RunJson",
     "status": "cli.commands.status:StatusJson",
     "status usage": "cli.commands.status:UsageJson",
-    "history": "cli.commands.history:HistoryJson",
     "logs": "cli.commands.logs:EventJson",
     "cancel": "cli.commands.cells:CancelledJson",
     "why": "cli.commands.why:WhyJson",

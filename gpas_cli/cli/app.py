@@ -134,7 +134,6 @@ COMMANDS = {
     "Inspect": {
         "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",
         "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
-        "history": "Print who started, cancelled, retried, ran again or forgot which cells, and when.",
         "explain": "Print the equation of every layer of a cell, its initialisation and its whole configuration.",
     },
     "Results": {

@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import field, replace
 from functools import partial
@@ -41,7 +41,6 @@ from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.status import OUTCOMES, RETRIED
-from gpas_cli.store.history import note, read
 from gpas_cli.store.snapshot import current_code
 from gpas_cli.structure import FLAT, OPTIONAL, Document, Number, plain
 from gpas_cli.words import count, listed
@@ -127,11 +126,8 @@ def run_entries(
     test_only: bool = False,
     retry: Collection[str] = (),
     words: Sequence[str] = (),
-    how: str = "",
 ) -> None:
-    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells, and `how`
-    says in the history how they are run.
-    """
+    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells."""
     here = project()
     lost = without_runs(chosen)
     if lost and not dry_run:
@@ -152,10 +148,8 @@ def run_entries(
             say(text)
         return
     say(f"{choice_note}\n{headline(planned)}" if choice_note else headline(planned))
-    read(here.runs)  # an error if the history is a link or a FIFO, before anything is done
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
-    started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
-    submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None, words)
+    submitted, summary = _run(scheduler, here, chosen, options, retry, words)
     if summary:
         _conclude(summary, words)
     finish(summary, options.notify, submitted)
@@ -192,11 +186,10 @@ def _run(
     chosen: Sequence[Entry],
     options: RunOptions,
     retry: Collection[str],
-    started: Callable[[], None] | None = None,
     words: Sequence[str] = (),
 ) -> tuple[Submitted | None, RunSummary | None]:
-    """Submit the cells, and wait for them if the scheduler needs this process or if asked to. `started` is called when
-    they have been submitted. `words` selected the cells.
+    """Submit the cells, and wait for them if the scheduler needs this process or if asked to. `words` selected the
+    cells.
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
@@ -208,8 +201,6 @@ def _run(
         run = scheduler.submit(
             RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter)
         )
-        if started:
-            started()
         submitted = None if scheduler.foreground else run.submitted
         if submitted:
             progress.print_submitted(submitted, chosen, words)

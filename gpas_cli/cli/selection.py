@@ -22,7 +22,6 @@ from gpas_cli.project import Project
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import CellStatus, started_grids
-from gpas_cli.store.history import read
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
@@ -136,7 +135,6 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
 
 def chosen_cells(words: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
     """Return `cells_or_grids`, for commands that change cells. Raises GpasError without words and conditions."""
-    read(project().runs)  # an error if the history is a link or a FIFO, before anything is done
     if not words and not where:
         raise GpasError("name cells or a grid, or select cells with --where")
     return cells_or_grids(words, where)

@@ -45,7 +45,6 @@ CLAIMS = """\
 READERS = {
     "plan": ["", "small scored --cells"],
     "status": ["small shares scored --all"],
-    "history": [""],
     "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
     "table": ["small", "shares --missing", "scored", "small --value loss --value loss_spikes", "gpas:2"],
     "claims": ["", "gate-lowers gates-open variance-early few-spikes"],

@@ -23,13 +23,11 @@ from gpas_cli.report.recorded import stage_keys
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
 from gpas_cli.spec.extensions import main_result
-from gpas_cli.spec.run import HIDDEN, PRIVATE
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
 from gpas_cli.state.observe import cell_statuses, observe, statuses
 from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
-from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.structure import FLAT, Document
@@ -75,7 +73,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
     texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
     results = request(project().runs, alive)
-    note(project().runs, "cancel", [one.state.entry.id for one in results if one.asked])
     for one in results:
         say(f"{one.state.entry.id}: {one.what}")
     for name, job in ((text.name, text.status.job) for text in texts):
@@ -134,9 +131,7 @@ def retry(
     chosen = with_resources(chosen, settings or [])
     if cells:
         chosen += _waiting_for(chosen, asked)
-    private = tuple(f"resources.{name}=" for name in PRIVATE)
-    how = [f"{word.partition('=')[0]}={HIDDEN}" if word.startswith(private) else word for word in settings or []]
-    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED, how=", ".join(how))
+    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED)
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
@@ -184,7 +179,6 @@ def rerun(
         finish(RunSummary())
     confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
     run_again(project().runs, stage_keys([state.entry for state in chosen]))
-    note(project().runs, "rerun", [state.entry.id for state in chosen])
     run_entries([state.entry for state in chosen], options)
 
 
@@ -202,7 +196,6 @@ def _undo(entries: Sequence[Entry]) -> None:
     if not withdrawn:
         raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
     kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
-    note(project().runs, "undo rerun", kept)
     for name in kept:
         say(f"{name}: keeps its earlier result")
 
@@ -247,7 +240,6 @@ def forget(
     if not folders:
         raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
     warn(ingest(project()))
-    note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
     for key, moved in folders.items():
         done = "restored" if undo else "forgotten"
         say(f"{named.get(key, key)}: {done} ({count(len(moved), 'attempt')})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -30,7 +31,6 @@ _COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 1
 _SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
 _LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
 _ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
-_DASH_DOTS = 3  # of braille, and of the gap after them
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class _Curve:
     title: str
     points: Points
     colour: tuple[int, int, int] | None
-    dashed: bool
     joined: bool
 
 
@@ -135,33 +134,11 @@ class _Frame:
         return str(canvas.plot("\n"))
 
     def _draw(self, canvas: Any, curve: _Curve) -> None:
-        drawn = 0.0
-        for (x0, y0), (x1, y1) in zip(curve.points, curve.points[1:], strict=False):
-            for start, end in _dashes(self._dots(x0, y0, x1, y1), drawn) if curve.dashed else ((0.0, 1.0),):
-                if curve.joined:
-                    ends = (x0 + (x1 - x0) * start, y0 + (y1 - y0) * start, x0 + (x1 - x0) * end, y0 + (y1 - y0) * end)
-                    canvas.line(*ends, color=curve.colour)
-            drawn += self._dots(x0, y0, x1, y1)
+        for before, after in pairwise(curve.points) if curve.joined else ():
+            canvas.line(*before, *after, color=curve.colour)
         if not curve.joined or len(curve.points) == 1:
             for x, y in curve.points:
                 canvas.text(x, y, "o", color=curve.colour)
-
-    def _dots(self, x0: float, y0: float, x1: float, y1: float) -> float:
-        """Return the length of a line in dots of braille: a character has two by four."""
-        wide = (x1 - x0) / (self.x[1] - self.x[0]) * 2 * self.width
-        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * _PLOT_LINES
-        return math.hypot(wide, high)
-
-
-def _dashes(length: float, before: float) -> Iterator[tuple[float, float]]:
-    """Yield the dashes of a line of so many dots as (start, end) between 0 and 1; `before`: dots before it."""
-    period = 2 * _DASH_DOTS
-    at = -(before % period)
-    while at < length:
-        start, end = max(0.0, at), min(length, at + _DASH_DOTS)
-        if end > start:
-            yield start / length, end / length
-        at += period
 
 
 def _curves(figure: Figure) -> list[_Curve]:
@@ -178,7 +155,7 @@ def _curves(figure: Figure) -> list[_Curve]:
         joined = not isinstance(one, Line) or one.form not in ("points", "best")
         colour = _COLOURS[one.colour % len(_COLOURS)] if one.shade is None else _shade(one.shade)
         if placed:
-            found.append(_Curve(one.title, placed, colour, bool(one.style), joined))
+            found.append(_Curve(one.title, placed, colour, joined))
     return found
 
 
@@ -220,7 +197,7 @@ def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:
         line = Text()
         for entry, curve in zip(entries[start : start + columns], curves[start:], strict=False):
             colour = Style(color=f"rgb({','.join(map(str, curve.colour))})") if curve.colour else Style()
-            line.append(("╌╌ " if curve.dashed else "── ") if curve.joined else "oo ", colour)
+            line.append("── " if curve.joined else "oo ", colour)
             line.append(f"{entry:<{width - 3}}")
         line.rstrip()
         yield line
