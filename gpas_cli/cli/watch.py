@@ -15,15 +15,15 @@ from gpas_cli.grid.companions import companions
 _REFRESH_SECONDS = 2.0
 
 
-def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
-    """Draw on the terminal until Ctrl-C, on an empty screen with `screen`.
+def watch(draw: Callable[[], RenderableType]) -> None:
+    """Draw on an empty screen of the terminal until Ctrl-C.
 
     A changed experiments file is read again; while it has mistakes, they are shown instead.
     """
     collect_often()
     read = _changed()
     drawn: RenderableType | None = None
-    with Live(console=console(), screen=screen, auto_refresh=False) as live:
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
                 try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
@@ -47,7 +47,7 @@ _LISTED_WHOLE = 200  # cells of a single grid up to which `gpas status` without 
 _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 _OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
-_LEAST = 3  # cells that --watch shows even on a small screen
+_LEAST = 3  # cells that are listed even on a small screen
 
 # The states in the order in which cells are listed: what needs attention comes first.
 ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
@@ -142,8 +142,8 @@ def status(
     failed. With names or --all, lists every cell. Changes nothing.
 
     With --watch, shows what runs where and how fast, what waits and at which position, the hours used so far and the
-    ETA, on this machine and on SLURM: until Ctrl-C on a terminal, else once. With --state, --sort or --limit it watches
-    the list of cells. With --usage, shows what ended SLURM jobs asked for and used, according to SLURM's accounting.
+    ETA, on this machine and on SLURM: until Ctrl-C on a terminal, else once. With --usage, shows what ended SLURM jobs
+    asked for and used, according to SLURM's accounting.
 
     Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
 
@@ -154,6 +154,8 @@ def status(
         raise GpasError(f"--state: no state '{unknown}'; {nearest(unknown, ORDER)}")
     if sort is not None and sort not in _SORTS:
         raise GpasError(f"--sort: cells cannot be sorted by '{sort}'; {nearest(sort, _SORTS)}")
+    if watching and (states or sort or limit):
+        raise GpasError("--watch shows what runs and what waits, without --state, --sort and --limit")
     brief = not (names or every) and len(experiments().grids) > 1
     view = View(brief, states, sort, limit, narrowed=bool(state or where))
     if recorded:
@@ -162,11 +164,8 @@ def status(
         _show_usage(observed(names, where), as_json)
     elif as_json:
         print_json(view.document(observed(names, where, jobs=True, started=False)))
-    elif watching and not (states or sort or limit):
-        _watch_activity(lambda: observed(names, where, jobs=True))
     elif watching:
-        view = replace(view, watched=True, sort=view.sort or "state")
-        watch(lambda: Group(*view.parts(observed(names, where, jobs=True, started=False))), screen=False)
+        _watch_activity(lambda: observed(names, where, jobs=True))
     else:
         cells = observed(names, where, jobs=True, started=False)
         warn(without_runs([cell.entry for cell in cells]))
@@ -191,7 +190,7 @@ def _watch_activity(observe: Callable[[], Sequence[CellStatus]]) -> None:
         return activity_view(_meter(project().runs).activity(observe()), height)
 
     if console().is_terminal:
-        watch(lambda: drawn(console().height), screen=True)
+        watch(lambda: drawn(console().height))
     else:
         say(drawn(10**6))
 
@@ -256,7 +255,6 @@ class View:
     declared order.
 
     brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
-    watched: it is drawn again and again, so that no more is listed than a screen has room for.
     """
 
     brief: bool
@@ -264,7 +262,6 @@ class View:
     sort: str | None = None
     limit: int | None = None
     narrowed: bool = False
-    watched: bool = False
 
     def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """Return all cells in the selected states, in order, without the limit."""
@@ -280,15 +277,15 @@ class View:
         grids = len({state.entry.grid for state in states})
         several = grids > 1
         on_terminal = console().is_terminal
-        if several and not (self.watched and grids > console().height // 2):
+        if several:
             yield grid_table(states, _ends(states))
             yield Text("")
         listed = self._picked(states)
         usual = max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED
-        shown = listed[: usual if self.limit is None and (self.brief or self.watched) else self.limit]
+        shown = listed[: usual if self.limit is None and self.brief else self.limit]
         if self.brief or self.sort:
             none = f"no cell is {' or '.join(self.states)}" if self.states else "nothing is running or needs attention"
-            wrapped = not ((self.brief or self.watched) and on_terminal)
+            wrapped = not (self.brief and on_terminal)
             yield cell_table(shown, wrapped=wrapped) if shown else Text(none, style="dim")
             yield Text("")
         else:
