@@ -23,6 +23,12 @@ from gpas_cli.spec.data import PAIR_SOURCES, Data
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
     """Return the `Source` of `data`, which is no mixture. Relative paths start from `root`. Reads nothing yet."""
+    made = _open_source(data, cache, root)
+    made.skip = data.malformed == "skip"
+    return made
+
+
+def _open_source(data: Data, cache: Path, root: Path) -> Source:
     if data.source == "files":
         return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":
@@ -104,6 +110,11 @@ class Corpus(ValidationText):
         return sum((own["train"] for own in self.totals), Totals())
 
     @property
+    def left_out(self) -> Mapping[str, int]:
+        """The malformed records of both splits that were left out, by reason."""
+        return (self.train_totals + self.validation_totals).left_out
+
+    @property
     def identity(self) -> str:
         """A digest of the training text and its tokenizer. A run cannot be resumed with another one."""
         return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
@@ -124,6 +135,8 @@ class Corpus(ValidationText):
             validation_tokens=self.validation_totals.tokens,
             train_documents=self.train_totals.documents,
             validation_documents=self.validation_totals.documents,
+            shared_documents=self.survey.shared,
+            left_out=self.left_out or None,
         )
 
 

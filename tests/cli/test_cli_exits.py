@@ -73,6 +73,24 @@ def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change:
         assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(
+    "command", ["status", "--help", "table gpas:2 --published-only --format markdown", "plan none"]
+)
+def test_output_that_is_closed_or_lacks_characters_is_no_traceback(face: Face, command: str, closed: str) -> None:
+    """As of daemons and cron, and of the C locale where Python does not take UTF-8 instead."""
+    words = f"{sys.executable} -m gpas_cli {command}"
+    usual = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, text=True, timeout=300)
+    closing = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
+    done = subprocess.run(f"{words} {closing}", shell=True, cwd=face.folder, capture_output=True, timeout=300)
+    assert done.returncode == usual.returncode
+    assert not done.stderr or usual.returncode != 0
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, env=environment, timeout=300)
+    assert (plain.returncode, b"Traceback" in plain.stderr) == (usual.returncode, False)
+    assert (plain.stdout + plain.stderr).isascii()
+
+
 @pytest.mark.parametrize("command", ["status", "status --json", "--help", "table gpas:2 --format csv"])
 def test_a_closed_pipe_ends_a_command_without_a_message(face: Face, command: str) -> None:
     reader, writer = os.pipe()

@@ -19,7 +19,7 @@ from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.structure import Number
-from gpas_cli.words import abbreviated, count, fixed, listed, verb
+from gpas_cli.words import abbreviated, count, fixed, left_out, listed, verb
 
 _T = TypeVar("_T")
 
@@ -265,6 +265,16 @@ def _overrides(table: Table) -> Iterator[Note]:
         yield Note("override", f"{listed([name for of, name in said if of == text], _NAMED)}: {text}")
 
 
+def _left_out(table: Table) -> Iterator[Note]:
+    """Note how many malformed records the texts of the runs are without."""
+    said = dict[str, None]()
+    for status in table.statuses:
+        metrics = status.result.metrics if status.result else {}
+        found = {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith("left_out/")}
+        said |= {f"{status.entry.cell.data.label}: {left_out(found)}": None} if found else {}
+    yield from (Note("text", words) for words in said)
+
+
 def _gains(table: Table) -> Iterator[Note]:
     everything = gains(table)
     for source in dict.fromkeys(gain.source for gain in everything):
@@ -479,6 +489,6 @@ def _word(value: Any) -> str:
 
 # In the order in which their notes are printed.
 _MAKERS = (
-    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _overrides),
+    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _left_out, _scores, _overrides),
     *(_contributed, _sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )
