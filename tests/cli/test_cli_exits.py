@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from face import EXPERIMENTS, Face
@@ -71,6 +72,21 @@ def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change:
     if code is Exit.USAGE:
         assert not list(face.runs.glob("??/*/001"))
         assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
+
+
+def test_anchors_are_declared_under_a_key_of_ones_own(face: Face) -> None:
+    face.declare(EXPERIMENTS + "\nx-common: &common {norm: pre}\n")
+    face("plan")
+    face.declare(EXPERIMENTS + "\ny-common: {norm: pre}\n")
+    assert "unknown key 'y-common'" in face("plan", expect=2).err
+
+
+@pytest.mark.parametrize("command", ["plan", "status --json", "init", "data status"])
+def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    words = f"cd gone && rmdir ../gone && {sys.executable} -m gpas_cli {command}"
+    done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "gpas: the working directory was deleted; change to another\n")
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
