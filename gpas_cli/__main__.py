@@ -1,6 +1,5 @@
 """`gpas` and `python -m gpas_cli`: run the command line, turn errors into one message and an exit code."""
 
-import codecs
 import gc
 import io
 import os
@@ -14,7 +13,6 @@ from gpas_cli.words import printable
 
 _EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
 _EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe
-_IN_ASCII = {"±": "+-", "→": "->", "…": "..."}  # other characters that an encoding lacks become ?
 
 
 def main() -> None:
@@ -60,15 +58,8 @@ def _writable(stream: TextIO | None) -> TextIO:
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
     if isinstance(stream, io.TextIOWrapper):
-        codecs.register_error("in ascii", _in_ascii)
-        stream.reconfigure(errors="in ascii")
+        stream.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     return stream
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for a character that the encoding lacks, and the place after it."""
-    assert isinstance(error, UnicodeEncodeError)
-    return _IN_ASCII.get(error.object[error.start], "?"), error.start + 1
 
 
 def _end_of_pipe() -> NoReturn:

@@ -14,6 +14,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,41 +175,34 @@ class Malformed(DataError):
         self.reason = reason
 
 
-def documents_of(
-    name: str, path: Path, field: str, *, skip: bool = False, keep_blank: bool = False
-) -> Iterator[Document]:
+def documents_of(name: str, path: Path, field: str, *, skip: bool = False) -> Iterator[Document]:
     """Yield the documents of one file in order: its lines, its rows with text under `field`, or a .txt as a whole.
 
-    Ids begin with `name`. Blank ones are left out unless `keep_blank`. Raises DataError if the file cannot be read and,
+    Ids begin with `name`. Blank ones are left out. Raises DataError if the file cannot be read and,
     without `skip`, at the first malformed record.
     """
-    for identity, text in _texts(name, path, field):
-        if not isinstance(text, Malformed):
-            if keep_blank or text.strip():
-                yield Document(identity, text)
-        elif skip:
-            yield Document(identity, "", text.reason)
-        else:
-            raise text
+    for identity, read in _records(name, path, field):
+        try:
+            text, fault = read(), ""
+        except Malformed as error:
+            if not skip:
+                raise
+            text, fault = "", error.reason
+        if fault or text.strip():
+            yield Document(identity, text, fault)
 
 
-def _texts(name: str, path: Path, field: str) -> Iterator[tuple[str, str | Malformed]]:
+def _records(name: str, path: Path, field: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the id of each record of a file, and what reads its text or raises Malformed."""
     if name.endswith(".txt"):
-        yield name, _tried(_whole, path)
+        yield name, partial(_whole, path)
     elif name.endswith(".parquet"):
         for number, raw in enumerate(_column(path, field), start=1):
-            yield f"{name}:{number}", _tried(_text_of_row, raw, field, f"{path}, row {number}")
+            yield f"{name}:{number}", partial(_text_of_row, raw, field, f"{path}, row {number}")
     else:
         for number, line in enumerate(read_lines(path), start=1):
             if line.strip():
-                yield f"{name}:{number}", _tried(_field_of, line, field, f"{path}:{number}")
-
-
-def _tried(read: Callable[..., str], *of: object) -> str | Malformed:
-    try:
-        return read(*of)
-    except Malformed as error:
-        return error
+                yield f"{name}:{number}", partial(_field_of, line, field, f"{path}:{number}")
 
 
 def _whole(path: Path) -> str:

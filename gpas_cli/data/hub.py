@@ -134,8 +134,6 @@ class _Repository(Source):
 
     endless = True
 
-    keep_blank = False
-
     def __init__(self, repo: str, text_field: str, pin: Path):
         self.repo = repo
         self.text_field = text_field
@@ -148,7 +146,7 @@ class _Repository(Source):
         for name in names:
             passed = name != last_file
             path = download(self.repo, name, self.revision)
-            for document in documents_of(name, path, self.text_field, skip=self.skip, keep_blank=self.keep_blank):
+            for document in documents_of(name, path, self.text_field, skip=self.skip):
                 if passed and self._holds(split, document):
                     yield document
                 passed = passed or document.id == after
@@ -199,7 +197,6 @@ class C4(_Repository):
     """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents."""
 
     name = "c4"
-    keep_blank = True
 
     def __init__(self, cache: Path, files: dict[str, int] | None = None):
         """`files`: the number of files of each split, by default that of allenai/c4."""

@@ -23,23 +23,21 @@ from gpas_cli.spec.data import PAIR_SOURCES, Data
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
     """Return the `Source` of `data`, which is no mixture. Relative paths start from `root`. Reads nothing yet."""
-    made = _open_source(data, cache, root)
-    made.skip = data.malformed == "skip"
-    return made
-
-
-def _open_source(data: Data, cache: Path, root: Path) -> Source:
+    made: Source
     if data.source == "files":
-        return Files(data.path, data.text_field, root, data.validation)
-    if data.source == "hf":
-        return HfDataset(data.path, data.text_field, root)
-    if data.source == "hf-files":
-        return HubFiles(data.path, data.text_field, cache)
-    if data.source in PAIR_SOURCES:
+        made = Files(data.path, data.text_field, root, data.validation)
+    elif data.source == "hf":
+        made = HfDataset(data.path, data.text_field, root)
+    elif data.source == "hf-files":
+        made = HubFiles(data.path, data.text_field, cache)
+    elif data.source in PAIR_SOURCES:
         from gpas_cli.data import pairs  # which few cells read
 
-        return pairs.opened(data, root)
-    return C4(cache) if data.source == "c4" else Stdlib()
+        made = pairs.opened(data, root)
+    else:
+        made = C4(cache) if data.source == "c4" else Stdlib()
+    made.skip = data.malformed == "skip"
+    return made
 
 
 def open_sources(data: Data, cache: Path, root: Path) -> list[Source]:
