@@ -171,8 +171,7 @@ def survey_of(source: Source, documents: Iterator[tuple[str, Document]]) -> Surv
 
     shared = int(isin(texts["validation"], texts["train"]).sum())
     whole, validation = (digests[split].hexdigest()[:16] for split in ("", "validation"))
-    by_text = source.by_text and not source.separate
-    return Survey(whole, validation, len(texts["validation"]), shared, by_text)
+    return Survey(whole, validation, len(texts["validation"]), shared, source.by_text and not source.separate)
 
 
 def _check_counts(source: Source, counts: Mapping[str, int]) -> None:
@@ -231,13 +230,12 @@ def _surveyed(source: Source, cache: Path, before: Survey | None) -> Survey:
     if source.separate or not source.by_text:
         return source.survey()
     specs = map(disk.read_json, (cache / "tokens").glob(f"{source.name}-*/spec.json"))
-    known = {spec["fingerprint"] for spec in specs if spec and "split" not in spec}
-    if known := known | ({before.fingerprint} if before else set()):
-        source.by_text = False
-        with suppress(DataError):  # a split may be empty
-            if (found := source.survey()).fingerprint in known:
-                return found
-        source.by_text = True
+    known = {spec["fingerprint"] for spec in specs if spec and "split" not in spec} | {before and before.fingerprint}
+    source.by_text = False
+    with suppress(DataError):  # a split may be empty
+        if known != {None} and (found := source.survey()).fingerprint in known:
+            return found
+    source.by_text = True
     return source.survey()
 
 
@@ -248,4 +246,5 @@ def _survey_path(source: Source, stamp: Any, cache: Path) -> Path:
 
 def _known(path: Path) -> Survey | None:
     known = disk.read_json(path)
-    return Survey(**known) if known and {"fingerprint", "validation_fingerprint"} <= known.keys() else None
+    sound = known and {"fingerprint", "validation_fingerprint"} <= known.keys() <= Survey.__dataclass_fields__.keys()
+    return Survey(**known) if known and sound else None

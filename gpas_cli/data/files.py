@@ -72,8 +72,7 @@ class Files(Source):
         files = self.files()
         stamp = file_stamp(path for named in files.values() for path in named.values())
         facts: dict[str, Any] = {"field": self.text_field, "pattern": self.pattern, "files": stamp}
-        if self.skip:
-            facts["malformed"] = "skip"
+        facts |= {"malformed": "skip"} if self.skip else {}
         if self.validation:
             facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]
         if any(_is_divided(named, name) for named in files.values() for name in named):
@@ -104,8 +103,7 @@ class Files(Source):
     def check(self) -> None:
         """Raise DataError as `files` does, or if the text is one document, of which a split has none."""
         files = self.files()["train"]
-        (name, *others) = files
-        if not self.validation and not others and name.endswith(".txt") and not _is_divided(files, name):
+        if not self.validation and [name.endswith(".txt") and not _is_divided(files, name) for name in files] == [True]:
             self.survey()
 
     def paths(self) -> list[Path]:

@@ -141,13 +141,14 @@ class _Repository(Source):
 
     def documents(self, split: str, after: str = "") -> Iterator[Document]:
         """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line or row."""
+        self.by_text = "split" in self._pinned  # not pinned by a version in which ids decided
         last_file = after.rpartition(":")[0]
         names = [name for name in self._names(split) if name >= last_file]
         for name in names:
             passed = name != last_file
             path = download(self.repo, name, self.revision)
             for document in documents_of(name, path, self.text_field, skip=self.skip):
-                if passed and self._holds(split, document):
+                if passed and (self.separate or self.side(document) == split):
                     yield document
                 passed = passed or document.id == after
 
@@ -189,14 +190,12 @@ class _Repository(Source):
     def _names(self, split: str) -> list[str]:
         """Return the files that have documents of `split`, sorted."""
 
-    def _holds(self, split: str, document: Document) -> bool:
-        return True
-
 
 class C4(_Repository):
     """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents."""
 
     name = "c4"
+    separate = True
 
     def __init__(self, cache: Path, files: dict[str, int] | None = None):
         """`files`: the number of files of each split, by default that of allenai/c4."""
@@ -249,10 +248,6 @@ class HubFiles(_Repository):
 
     def _names(self, split: str) -> list[str]:
         return list(self._pinned["files"])
-
-    def _holds(self, split: str, document: Document) -> bool:
-        self.by_text = "split" in self._pinned  # not pinned by a version in which ids decided
-        return self.side(document) == split
 
 
 def _listed(repo: str) -> tuple[str, list[str]]:

@@ -255,8 +255,7 @@ def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
         for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
             if paths := source.paths():
                 size = byte_size(sum(path.stat().st_size for path in paths))
-                survey = source.known(cache)
-                overlap = f"; {survey.overlap}" if survey and survey.overlap else ""
+                overlap = f"; {known.overlap}" if (known := source.known(cache)) and known.overlap else ""
                 yield f"{name}: {count(len(paths), 'file')}, {size}{overlap}"
 
 

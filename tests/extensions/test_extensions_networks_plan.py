@@ -120,3 +120,4 @@ def test_a_table_and_the_status_list_them(nets: Face) -> None:
     assert "theirs" in nets("status", "nets").out
     document = nets("table", "nets", "--json", expect=None).json
     assert [row["title"] for row in document["rows"]] == ["theirs", "hub"]
+    assert "one seed per cell" not in nets("table", "nets", expect=None).out  # which no network of others has

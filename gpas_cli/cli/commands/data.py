@@ -30,8 +30,6 @@ from gpas_cli.processor import usable_cores
 from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import byte_size, count, left_out
 
-_EXIT_SIGTERM = 143  # as shells report a process that TERM ended
-
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
 
@@ -118,7 +116,7 @@ def prepare(
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
     # The default action ends no worker and releases no semaphore, of which Python then complains.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     here = project()
     splits = (split,) if split else SPLITS
     chosen = entries(names, where)

@@ -74,7 +74,7 @@ def _reading(table: Table) -> Iterator[Note]:
     if sizes and sizes[-1] > 1:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
-    elif sizes:
+    elif sizes and not all(status.entry.cell.network for status in table.statuses):
         yield Note("seeds", f"one {over} per cell: differences may be noise")
     if any(cell.stderr is not None for cell in cells):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
@@ -249,8 +249,8 @@ def _scores(table: Table) -> Iterator[Note]:
         shown = [score for result in results for score in result.scores]
         left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
         yield from (Note("scores", text) for text in dict.fromkeys(left_out))
-    known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
-    chances = [f"{column_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
+    known = {task: KNOWN_TASKS.get(base_name(task).removesuffix("_closed_book")) for task in tasks}
+    chances = [f"{column_title(task)} {one.chance:.3g}" for task, one in known.items() if one and one.chance]
     if table.metric.name == "accuracy" and chances:
         yield Note("scores", f"guessing scores {', '.join(chances)} %")
 
