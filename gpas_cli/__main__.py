@@ -1,9 +1,11 @@
 """`gpas` and `python -m gpas_cli`: run the command line, turn errors into one message and an exit code."""
 
 import gc
+import io
 import os
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import advise
@@ -17,6 +19,7 @@ def main() -> None:
     """Run the console script."""
     # Cells are many objects without cycles: the default thresholds cost 15 % of a command on 10,000 cells.
     gc.set_threshold(1_000_000, 50, 50)
+    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     try:
         from gpas_cli.cli.app import make_app, whole_words
 
@@ -24,8 +27,7 @@ def main() -> None:
             with whole_words():
                 make_app("")()
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message
+            sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message
     except KeyboardInterrupt:  # during the imports; later each command handles Ctrl-C
         print("Aborted.", file=sys.stderr)
         sys.exit(_EXIT_SIGINT)
@@ -49,6 +51,15 @@ def main() -> None:
     finally:
         # Otherwise the interpreter runs a last collection over all objects at exit: 2 s after 100,000 cells.
         gc.freeze()
+
+
+def _writable(stream: TextIO | None) -> TextIO:
+    """Return a stream that any text can be written to: nowhere if it is closed, as of some daemons."""
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+    return stream
 
 
 def _end_of_pipe() -> NoReturn:

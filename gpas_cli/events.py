@@ -75,7 +75,8 @@ class Phase(Event):
 class TextFacts(Event):
     """The text is known. Results are comparable only if the fingerprints are equal.
 
-    `epochs`, `cut` and `validation_targets`: see `data.text_usage.TextUsage`.
+    `epochs`, `cut` and `validation_targets`: see `data.text_usage.TextUsage`. `shared_documents`: validation documents
+    that are training text too. `left_out`: malformed records, by reason.
     """
 
     source: str | None = None
@@ -90,6 +91,8 @@ class TextFacts(Event):
     cut: Number | None = None
     validation_targets: int | None = None
     first_batch: str | None = None
+    shared_documents: int | None = None
+    left_out: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

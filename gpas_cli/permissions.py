@@ -53,7 +53,8 @@ def _plain(error: Exception) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     if not isinstance(error.filename, str | bytes):
-        return error.strerror
+        gone = error.errno == errno.ENOENT  # of no file: of `os.getcwd`
+        return "the working directory was deleted; change to another" if gone else error.strerror
     return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
 
 

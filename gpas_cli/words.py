@@ -17,7 +17,7 @@ printable(escape + "[1m")      \\x1b[1m
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _HALF_A_DAY_SECONDS = 43_200.0
 
@@ -64,6 +64,12 @@ def significant(number: float, digits: int) -> str:
     if 10**digits <= abs(number) < 1e6:
         return f"{number:,.0f}"
     return fixed(number, digits) if abs(number) >= 1e6 else f"{number:.{digits}g}"
+
+
+def left_out(records: Mapping[str, float]) -> str:
+    """Return how many malformed records were left out, and why: "3 malformed records left out (2 null, 1 not JSON)"."""
+    reasons = ", ".join(f"{number:,.0f} {reason}" for reason, number in sorted(records.items()))
+    return f"{count(int(sum(records.values())), 'malformed record')} left out ({reasons})"
 
 
 def byte_size(number: float) -> str:

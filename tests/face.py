@@ -182,8 +182,8 @@ class Face:
 
     def write_text(self) -> None:
         """Write what the corpus `notes` reads."""
-        for name in range(1, 6):  # whose names put one of them into the validation text
-            (self.folder / f"text/{name:02}.txt").write_text(f"gate norm depth scale loss {name} " * 320)
+        for name in range(1, 6):  # whose texts put one of them into the validation text
+            (self.folder / f"text/{name:02}.txt").write_text(f"gate depth norm scale loss {name} " * 320)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of its commands."""

@@ -1,16 +1,15 @@
 """Sources of documents: one interface for every kind of text, and the split into training and validation text.
 
-    Source            records(split, after) in a fixed order, parser(record) -> Document(id, text); survey()
+    Source            documents(split, after) in a fixed order: Document(id, text); survey()
     ├── Stdlib        the running Python's standard library                                 stdlib.py
     ├── Files         .txt, .jsonl and .parquet files under a glob                          files.py
     ├── HfDataset     a `datasets` data set, by name or local                               hub.py
     ├── C4, HubFiles  allenai/c4, or files of any repository, one file at a time            hub.py
     └── FilePairs, HubPairs, Languages   texts with their translations                      pairs.py
 
-A record is a document as it is stored in its file. Reading records is cheap and sequential; parsing them into documents
-is shared by many processes.
-
-A document's id alone decides its split: the same file or line is validation text on every machine and in every version.
+A hash of a document's text decides its split, so that equal documents are on one side, on every machine. Its id decides
+in the standard library, which has no equal documents, and in a text that has been tokenised by a version in which ids
+decided: its split stays what it is, and its tokens are found.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.errors import DataError
@@ -40,36 +41,36 @@ _MOST_WAITS = 5  # while a file is being written, or its server's clock is ahead
 
 
 class Document(NamedTuple):
-    """One text and its id, unique in its source and independent of the machine."""
+    """One text and its id, unique in its source and independent of the machine.
+
+    fault: why there is no text, in a record that `malformed: skip` leaves out.
+    """
 
     id: str
     text: str
-
-
-class SourceRecord(NamedTuple):
-    """A document before parsing. `where` names it in messages."""
-
-    id: str
-    raw: str | bytes
-    where: str = ""
-
-
-# Picklable, as it is sent to other processes. Returns None for a record without text.
-Parser = Callable[[SourceRecord], Document | None]
-
-
-def _parse_text(record: SourceRecord) -> Document | None:
-    """Return the document of a record whose `raw` is its text."""
-    assert isinstance(record.raw, str)
-    return Document(record.id, record.raw)
+    fault: str = ""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone."""
+    """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone.
+
+    validation_documents, shared: how many there are, and how many of them also occur in the training text, as whole
+    documents; None if unknown.
+    """
 
     fingerprint: str
     validation_fingerprint: str
+    validation_documents: int | None = None
+    shared: int | None = None
+    by_text: Annotated[bool, "whether the texts of the documents decided the split"] = False
+
+    @property
+    def overlap(self) -> str:
+        """What of the validation text is training text too, "" if it is unknown."""
+        if self.shared is None:
+            return ""
+        return f"{self.shared:,} of {self.validation_documents:,} validation documents also occur in the training text"
 
 
 class SurveyUnknown(Exception):
@@ -86,6 +87,10 @@ class Source(ABC):
     endless: ClassVar[bool] = False
     # Whether the validation text has files of its own.
     separate: bool = False
+    # Whether the texts of documents decide their split, or else their ids; `cached_survey` finds out.
+    by_text: bool = False
+    # Whether a malformed record is left out, as a document with a fault, instead of raising DataError.
+    skip: bool = False
 
     @property
     def title(self) -> str:
@@ -93,25 +98,20 @@ class Source(ABC):
         return self.name
 
     @abstractmethod
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
-        """Yield the records of `split` in their fixed order; with `after`, those that follow the document of that id.
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        """Yield the documents of `split` in their fixed order; with `after`, those that follow the one of that id.
 
-        Raises DataError if the text is unavailable.
+        Raises DataError if the text is unavailable or, without `malformed: skip`, at the first malformed record.
         """
 
-    @property
-    def parser(self) -> Parser:
-        """The function that parses this source's records. It raises DataError for an invalid record."""
-        return _parse_text
-
-    def documents(self, split: str, after: str = "") -> Iterator[Document]:
-        """Yield the documents of `split`, or those after `after`. Raises DataError if the text is unavailable."""
-        return parsed(self.records(split, after), self.parser)
+    def side(self, document: Document) -> str:
+        """Return the split of a document, if the validation text has no files of its own."""
+        return side(document.text if self.by_text and not document.fault else document.id)
 
     def survey(self) -> Survey:
         """Compute the fingerprints from the text, which may read all of it. Raises DataError."""
         documents = ((split, document) for split in SPLITS for document in self.documents(split))
-        return survey_of(documents, self.title, separate=self.separate)
+        return survey_of(self, documents)
 
     def paths(self) -> list[Path]:
         """Return the local files that are read, none if they are not known before a download. Raises DataError."""
@@ -132,60 +132,63 @@ class Source(ABC):
         stamp = self.stamp()
         if stamp is None:
             raise SurveyUnknown
-        return _known(_survey_path(self, stamp, cache))
+        known = _known(_survey_path(self, stamp, cache))
+        self.by_text = known.by_text if known else self.by_text
+        return known
 
 
 def side(identity: str) -> str:
-    """Return the split of a document, which its id alone decides: about 8 % are validation text."""
-    number = int.from_bytes(hashlib.sha256((_SALT + identity).encode()).digest())
+    """Return the split of a document, which its text or its id decides: about 8 % are validation text."""
+    number = int.from_bytes(hashlib.sha256((_SALT + identity).encode("utf-8", "surrogatepass")).digest())
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 
 
-def parsed(records: Iterable[SourceRecord], parser: Parser) -> Iterator[Document]:
-    """Yield the documents of the records that have text."""
-    return (document for record in records if (document := parser(record)) is not None)
-
-
-def skip_to(records: Iterator[SourceRecord], after: str) -> Iterator[SourceRecord]:
-    """Return the records after the one with id `after`; all of them if `after` is empty."""
-    if after and not any(record.id == after for record in records):
+def skip_to(documents: Iterator[Document], after: str) -> Iterator[Document]:
+    """Return the documents after the one with id `after`; all of them if `after` is empty."""
+    if after and not any(document.id == after for document in documents):
         raise DataError(f"document '{after}' is no longer in the corpus; the text changed while it was being tokenised")
-    return records
+    return documents
 
 
-def survey_of(documents: Iterator[tuple[str, Document]], title: str, *, separate: bool = False) -> Survey:
-    """Return the fingerprints of (split, document) pairs: hashes over splits, ids and texts, in order.
+def survey_of(source: Source, documents: Iterator[tuple[str, Document]]) -> Survey:
+    """Return the survey of a source's (split, document) pairs: hashes over splits, ids and texts, in order.
 
-    title: how messages call the source. separate: the validation text has files of its own. Raises DataError if a split
-    is empty.
+    Raises DataError if a split is empty.
     """
     digests = {"": hashlib.sha256(), "validation": hashlib.sha256()}
-    counts = dict.fromkeys(SPLITS, 0)
+    texts = {split: array("Q") for split in SPLITS}  # eight bytes of the hash of each document
     for split, document in documents:
-        counts[split] += 1
+        if document.fault:
+            continue
         text = hashlib.sha256(document.text.encode("utf-8", "surrogatepass")).hexdigest()
         line = f"{split}\0{document.id}\0{text}\n".encode("utf-8", "surrogatepass")
+        texts[split].append(int(text[:16], 16))
         digests[""].update(line)
         if split == "validation":
             digests[split].update(line)
-    check_counts(counts, title, separate=separate)
-    return Survey(digests[""].hexdigest()[:16], digests["validation"].hexdigest()[:16])
+    _check_counts(source, {split: len(found) for split, found in texts.items()})
+    from numpy import isin  # which `gpas status` does without
+
+    shared = int(isin(texts["validation"], texts["train"]).sum())
+    whole, validation = (digests[split].hexdigest()[:16] for split in ("", "validation"))
+    return Survey(whole, validation, len(texts["validation"]), shared, source.by_text and not source.separate)
 
 
-def check_counts(counts: Mapping[str, int], title: str, *, separate: bool = False) -> None:
-    """Raise DataError if a split has no document. title, separate: as for `survey_of`."""
+def _check_counts(source: Source, counts: Mapping[str, int]) -> None:
+    """Raise DataError if a split has no document."""
     total = sum(counts.values())
-    if not total and not separate:
-        raise DataError(f"no documents in {title}")
+    if not total and not source.separate:
+        raise DataError(f"no documents in {source.title}")
     for split in SPLITS:
         if not counts[split]:
-            if separate:
+            if source.separate:
                 setting = "data.path" if split == "train" else "data.validation"
                 raise DataError(f"{setting}: the files that it matches hold no text")
             raise DataError(
-                f"the corpus has {count(total, 'document')}, and none is in the {split} split (a hash of the id makes "
-                f"about {VALIDATION_PERCENT} % of documents validation text); provide more documents, such as smaller "
-                "ones (a line of a .jsonl file is one), or separate validation text with data.validation"
+                f"the corpus has {count(total, 'document')}, and none is in the {split} split (a hash of the text, the "
+                f"same for equal documents, makes about {VALIDATION_PERCENT} % of documents validation text); provide "
+                "more documents, such as smaller ones (a line of a .jsonl file is one), or separate validation text "
+                "with data.validation"
             )
 
 
@@ -215,10 +218,25 @@ def cached_survey(source: Source, cache: Path) -> Survey:
         return source.survey()
     path = _survey_path(source, stamp, cache)
     known = _known(path)
-    if known is None:
-        known = source.survey()
+    if known is None or known.shared is None:
+        known = _surveyed(source, cache, known)
         disk.write_json(path, asdict(known))
+    source.by_text = known.by_text
     return known
+
+
+def _surveyed(source: Source, cache: Path, before: Survey | None) -> Survey:
+    """Return the survey of the text. Ids decide the split if there are tokens, or a survey, of what they make."""
+    if source.separate or not source.by_text:
+        return source.survey()
+    specs = map(disk.read_json, (cache / "tokens").glob(f"{source.name}-*/spec.json"))
+    known = {spec["fingerprint"] for spec in specs if spec and "split" not in spec} | {before and before.fingerprint}
+    source.by_text = False
+    with suppress(DataError):  # a split may be empty
+        if known != {None} and (found := source.survey()).fingerprint in known:
+            return found
+    source.by_text = True
+    return source.survey()
 
 
 def _survey_path(source: Source, stamp: Any, cache: Path) -> Path:
@@ -228,4 +246,5 @@ def _survey_path(source: Source, stamp: Any, cache: Path) -> Path:
 
 def _known(path: Path) -> Survey | None:
     known = disk.read_json(path)
-    return Survey(**known) if known and known.keys() == {"fingerprint", "validation_fingerprint"} else None
+    sound = known and {"fingerprint", "validation_fingerprint"} <= known.keys() <= Survey.__dataclass_fields__.keys()
+    return Survey(**known) if known and sound else None

@@ -1,4 +1,4 @@
-"""Encode groups of records to ids, in this process or in several. Ids do not depend on the grouping.
+"""Encode groups of documents to ids, in this process or in several. Ids do not depend on the grouping.
 
 Groups are encoded in worker processes and yielded in order, so that the shards do not depend on the number of workers.
 Workers that are killed are replaced, and their groups are encoded again; if this process is killed, they exit too.
@@ -21,37 +21,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpas_cli.data.corpora import Parser, SourceRecord, parsed
+from gpas_cli.data.corpora import Document
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 
 TOKEN = np.dtype("<u2")
-# Records are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
+# Documents are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
 _GROUP_CHARACTERS = 1_000_000
 _GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
 _MOST_DEATHS = 3  # of workers while no group is finished
 
-_Group = list[SourceRecord]
+_Group = list[Document]
 
 
 @dataclass(frozen=True)
 class EncodedGroup:
-    """The concatenated ids of a group's documents, and of each document: its name (`names`), its number of tokens
-    (`lengths`), the UTF-8 bytes that these stand for (`sizes`) and the bytes of its whole text (`wholes`).
+    """The concatenated ids of a group's documents, and of each document: its name (`names`), why it has no text
+    (`faults`, else ""), its number of tokens (`lengths`), the UTF-8 bytes that these stand for (`sizes`) and the bytes
+    of its whole text (`wholes`).
 
     A document without a token to predict has length 0, without even an end token, and no bytes.
     """
 
     names: Sequence[str]
+    faults: Sequence[str]
     ids: NDArray[np.uint16]
     lengths: NDArray[np.int64]
     sizes: NDArray[np.int64]
     wholes: NDArray[np.int64]
 
 
-def encode_group(group: _Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
-    """Encode the documents of the records. Raises DataError for an invalid record."""
-    documents = list(parsed(group, parser))
+def encode_group(documents: _Group, tokenizer: Tokenizer, limit: int | None) -> EncodedGroup:
+    """Encode the documents."""
     encoded = tokenizer.encode_documents([document.text for document in documents], limit)
     wholes = [len(document.text.encode("utf-8", "surrogatepass")) for document in documents]
     numbers = np.array(
@@ -61,16 +62,17 @@ def encode_group(group: _Group, tokenizer: Tokenizer, parser: Parser, limit: int
     numbers[~kept] = 0
     ids = [np.array(one.ids, TOKEN) for one, keep in zip(encoded, kept, strict=True) if keep]
     joined = np.concatenate([*ids, np.zeros(0, TOKEN)])
-    return EncodedGroup([document.id for document in documents], joined, *numbers.T)
+    names, faults = [document.id for document in documents], [document.fault for document in documents]
+    return EncodedGroup(names, faults, joined, *numbers.T)
 
 
-def groups(records: Iterable[SourceRecord]) -> Iterator[_Group]:
-    """Yield the records in lists of about _GROUP_CHARACTERS characters."""
+def groups(documents: Iterable[Document]) -> Iterator[_Group]:
+    """Yield the documents in lists of about _GROUP_CHARACTERS characters."""
     group: _Group = []
     size = 0
-    for record in records:
-        group.append(record)
-        size += len(record.raw)
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
         if size >= _GROUP_CHARACTERS:
             yield group
             group = []
@@ -80,14 +82,14 @@ def groups(records: Iterable[SourceRecord]) -> Iterator[_Group]:
 
 
 def encode_in_workers(
-    tokenizer: Tokenizer, parser: Parser, limit: int | None, workers: int, groups: Iterator[_Group]
+    tokenizer: Tokenizer, limit: int | None, workers: int, groups: Iterator[_Group]
 ) -> Iterator[EncodedGroup]:
     """Encode groups in `workers` processes as `encode_group` does, and yield the results in order.
 
-    Raises DataError for an invalid record, and if workers are killed again and again.
+    Raises DataError if workers are killed again and again.
     """
     settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local, "eos": tokenizer.eos_id}
-    encoder = (tokenizer.backend.to_str(), settings, parser, limit)
+    encoder = (tokenizer.backend.to_str(), settings, limit)
     unfinished: deque[_Group] = deque()
     deaths = 0
     while True:
@@ -127,7 +129,7 @@ def _in_order(
 _encoder: Callable[[_Group], EncodedGroup]  # of a worker process
 
 
-def _start_worker(definition: str, settings: dict[str, Any], parser: Parser, limit: int | None) -> None:
+def _start_worker(definition: str, settings: dict[str, Any], limit: int | None) -> None:
     from tokenizers import Tokenizer as Backend
 
     global _encoder
@@ -136,7 +138,7 @@ def _start_worker(definition: str, settings: dict[str, Any], parser: Parser, lim
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     Thread(target=_exit_with_parent, daemon=True).start()
     tokenizer = Tokenizer(Backend.from_str(definition), **settings)
-    _encoder = partial(encode_group, tokenizer=tokenizer, parser=parser, limit=limit)
+    _encoder = partial(encode_group, tokenizer=tokenizer, limit=limit)
 
 
 def _exit_with_parent() -> None:

@@ -12,26 +12,13 @@ import json
 import re
 import stat
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.corpora import (
-    Document,
-    Parser,
-    Source,
-    SourceRecord,
-    Survey,
-    check_counts,
-    file_stamp,
-    parsed,
-    side,
-    skip_to,
-    survey_of,
-)
+from gpas_cli.data.corpora import Document, Source, Survey, file_stamp, skip_to, survey_of
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 
@@ -46,7 +33,7 @@ class Files(Source):
 
     Ids (`a/b.txt`, `a/b.jsonl:7`) start where the glob's wildcards do, so that a corpus keeps its split when its folder
     is moved. The files that the glob `validation` matches, if given, are the validation text, and all others are
-    training text; otherwise documents are split by their ids.
+    training text; otherwise a hash splits the documents.
     """
 
     name = "files"
@@ -57,38 +44,35 @@ class Files(Source):
         self.root = root
         self.validation = validation
         self.separate = bool(validation)
+        self.by_text = not validation
 
     @property
     def title(self) -> str:
         return self.pattern
 
-    @property
-    def parser(self) -> Parser:
-        return TextField(self.text_field).document
-
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
         if self.validation:
             return skip_to(self._read(self.files()[split]), after)
-        return skip_to((r for r in self._read(self.files()["train"]) if side(r.id) == split), after)
+        return skip_to((d for d in self._read(self.files()["train"]) if self.side(d) == split), after)
 
     def everything(self) -> Iterator[Document]:
         """Yield the documents of `pattern` in order, whatever their split: a .txt is one, since nothing is held out.
 
         Raises DataError as `records` does.
         """
-        named = self.files()["train"].items()
-        return parsed((one for name, path in named for one in records_of(name, path, self.text_field)), self.parser)
+        for name, path in self.files()["train"].items():
+            yield from documents_of(name, path, self.text_field)
 
     def survey(self) -> Survey:
         if self.separate:
             return super().survey()
-        documents = parsed(self._read(self.files()["train"]), self.parser)
-        return survey_of(((side(d.id), d) for d in documents), self.title)
+        return survey_of(self, ((self.side(d), d) for d in self._read(self.files()["train"])))
 
     def stamp(self) -> Any:
         files = self.files()
         stamp = file_stamp(path for named in files.values() for path in named.values())
         facts: dict[str, Any] = {"field": self.text_field, "pattern": self.pattern, "files": stamp}
+        facts |= {"malformed": "skip"} if self.skip else {}
         if self.validation:
             facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]
         if any(_is_divided(named, name) for named in files.values() for name in named):
@@ -102,7 +86,7 @@ class Files(Source):
         return facts
 
     def files(self) -> dict[str, dict[str, Path]]:
-        """Return split -> name -> file, in order; only `train` if documents are split by their ids.
+        """Return split -> name -> file, in order; only `train` if a hash splits the documents.
 
         Raises DataError if a glob matches nothing or what cannot be read, or if both globs match one file.
         """
@@ -117,20 +101,21 @@ class Files(Source):
         return found
 
     def check(self) -> None:
-        """Raise DataError as `files` does, or if the names of the files alone show that a split has no document."""
+        """Raise DataError as `files` does, or if the text is one document, of which a split has none."""
         files = self.files()["train"]
-        if not self.validation and all(name.endswith(".txt") and not _is_divided(files, name) for name in files):
-            check_counts(Counter(side(name) for name in files), self.title)
+        if not self.validation and [name.endswith(".txt") and not _is_divided(files, name) for name in files] == [True]:
+            self.survey()
 
     def paths(self) -> list[Path]:
         return [path for named in self.files().values() for path in named.values()]
 
-    def _read(self, files: dict[str, Path]) -> Iterator[SourceRecord]:
+    def _read(self, files: dict[str, Path]) -> Iterator[Document]:
         for name, path in files.items():
             if _is_divided(files, name):
-                yield from (SourceRecord(f"{name}:{n}", text) for n, text in enumerate(_pieces_of(path), start=1))
+                numbered = enumerate(_pieces_of(path), start=1)
+                yield from (Document(f"{name}:{n}", text) for n, text in numbered if text.strip())
             else:
-                yield from records_of(name, path, self.text_field)
+                yield from documents_of(name, path, self.text_field, skip=self.skip)
 
     def _named(self, words: str, setting: str) -> dict[str, Path]:
         """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if it matches
@@ -180,61 +165,71 @@ def check_file(path: Path, setting: str = "") -> None:
         raise DataError(f"{setting}{path} is empty (0 bytes): write it again, or remove it")
 
 
-def records_of(name: str, path: Path, field: str) -> Iterator[SourceRecord]:
-    """Yield the records of one file in order: its lines, its rows with text under `field`, or a .txt as a whole.
+class Malformed(DataError):
+    """A record without text. `reason`: in a few words, the same for all records of this kind."""
 
-    Ids begin with `name`. Raises DataError if the file cannot be read.
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+def documents_of(name: str, path: Path, field: str, *, skip: bool = False) -> Iterator[Document]:
+    """Yield the documents of one file in order: its lines, its rows with text under `field`, or a .txt as a whole.
+
+    Ids begin with `name`. Blank ones are left out. Raises DataError if the file cannot be read and,
+    without `skip`, at the first malformed record.
     """
+    for identity, read in _records(name, path, field):
+        try:
+            text, fault = read(), ""
+        except Malformed as error:
+            if not skip:
+                raise
+            text, fault = "", error.reason
+        if fault or text.strip():
+            yield Document(identity, text, fault)
+
+
+def _records(name: str, path: Path, field: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the id of each record of a file, and what reads its text or raises Malformed."""
     if name.endswith(".txt"):
-        yield SourceRecord(name, _whole(path))
+        yield name, partial(_whole, path)
     elif name.endswith(".parquet"):
-        yield from (SourceRecord(f"{name}:{n}", text) for n, text in _column(path, field))
+        for number, raw in enumerate(_column(path, field), start=1):
+            yield f"{name}:{number}", partial(_text_of_row, raw, field, f"{path}, row {number}")
     else:
         for number, line in enumerate(read_lines(path), start=1):
-            yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
-
-
-@dataclass(frozen=True)
-class TextField:
-    """A parser of JSON lines that have their text under `field`. Records that are text are left unchanged.
-
-    Blank documents are dropped unless `keep_blank`.
-    """
-
-    field: str
-    keep_blank: bool = False
-
-    def document(self, record: SourceRecord) -> Document | None:
-        """Return the document of a record. Raises DataError, starting with the record's place, if it has no text."""
-        raw = record.raw
-        if isinstance(raw, bytes):
-            if not self.keep_blank and not raw.strip():
-                return None
-            raw = _field_of(raw, self.field, record.where)
-        return Document(record.id, raw) if self.keep_blank or raw.strip() else None
+            if line.strip():
+                yield f"{name}:{number}", partial(_field_of, line, field, f"{path}:{number}")
 
 
 def _whole(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    except UnicodeDecodeError as error:
+        raise Malformed("not UTF-8", f"{path}: cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each row of a Parquet file.
+def _column(path: Path, field: str) -> Iterator[bytes | None]:
+    """Yield the bytes of the text of each row of a Parquet file.
 
-    Raises DataError if the file has no such column of text, a row without text, or cannot be read.
+    Raises DataError if the file has no such column of text, or cannot be read.
     """
     with opened_parquet(path) as file:
         _check_column(path, file.schema_arrow, field)
-        number = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                if text is None:
-                    raise DataError(f"{path}, row {number}: the column '{field}' is not text but null")
-                yield number, text
+            yield from batch.column(0).cast("large_binary").to_pylist()
+
+
+def _text_of_row(raw: bytes | None, field: str, where: str) -> str:
+    if raw is None:
+        raise Malformed("null", f"{where}: the column '{field}' is not text but null")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise Malformed("not UTF-8", f"{where}: the column '{field}' is not UTF-8: {error}") from error
 
 
 @contextmanager
@@ -285,9 +280,10 @@ def _field_of(line: bytes, field: str, where: str) -> str:
     try:
         record = parse_json(line.decode("utf-8-sig"))
     except ValueError as error:
-        raise DataError(f"{where}: not a line of JSON: {error}") from error
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
+        raise Malformed(reason, f"{where}: not a line of JSON: {error}") from error
     if not isinstance(record, dict):
-        raise DataError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{field}'")
+        raise Malformed("no field", f"{where}: a {type(record).__name__}, not a JSON object with a field '{field}'")
     return text_of(record, field, where, " (data.text_field)")
 
 
@@ -297,17 +293,17 @@ def text_of(record: Mapping[str, Any], field: str, where: object, setting: str =
     `setting`: what names the field, for the message.
     """
     if field not in record:
-        raise DataError(f"{where}: no field '{field}'{setting}; {nearest(field, record)}")
+        raise Malformed("no field", f"{where}: no field '{field}'{setting}; {nearest(field, record)}")
     text = record[field]
     if not isinstance(text, str):
-        raise DataError(f"{where}: the field '{field}' is not text but {json.dumps(text)[:40]}")
+        reason = "null" if text is None else "not text"
+        raise Malformed(reason, f"{where}: the field '{field}' is not text but {json.dumps(text)[:40]}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         surrogate = f"the unpaired surrogate \\u{ord(text[error.start]):04x}"
-        raise DataError(
-            f"{where}: the field '{field}' is not Unicode: it has {surrogate} at character {error.start + 1}"
-        ) from error
+        fault = f"the field '{field}' is not Unicode: it has {surrogate} at character {error.start + 1}"
+        raise Malformed("not UTF-8", f"{where}: {fault}") from error
     return text
 
 

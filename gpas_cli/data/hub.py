@@ -12,22 +12,19 @@ import os
 import socket
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Parser, Source, SourceRecord, Survey, SurveyUnknown, file_stamp, side
-from gpas_cli.data.files import TextField, check_file, check_suffix, records_of
+from gpas_cli.data.corpora import SPLITS, Document, Source, Survey, SurveyUnknown, file_stamp
+from gpas_cli.data.files import check_file, check_suffix, documents_of
 from gpas_cli.errors import DataError, first_line, nearest
 
-# The record of a file at which the download of the next one starts, late enough that a short run needs only one file.
-_FETCH_NEXT = 100_000
 _CONNECT_SECONDS = 3.0
 _OWN_TEXT = "use a text that is here: data: quickstart, or data.source: files with data.tokenizer: bpe"
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -36,8 +33,8 @@ _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv
 class HfDataset(Source):
     """`name`, `name:configuration`, a local folder, or a glob of local .json, .jsonl, .parquet or .csv files.
 
-    Its own `validation` split is the validation text; if it has none, documents of `train` are split by their id
-    (`train/17`: row 17, counted from 0).
+    Its own `validation` split is the validation text; if it has none, a hash splits the documents of `train`.
+    Ids are such as `train/17`: row 17, counted from 0.
     """
 
     name = "hf"
@@ -46,32 +43,36 @@ class HfDataset(Source):
         self.path = path
         self.text_field = text_field
         self.root = root
+        self.by_text = True
 
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
         if "validation" in self._splits:
             return self._rows(split, after)
-        return (d for d in self._rows("train", after) if side(d.id) == split)
+        return (d for d in self._rows("train", after) if self.side(d) == split)
 
     def stamp(self) -> Any:
         """Return facts of the Arrow files in the cache of `datasets`, which it rewrites when their source changes."""
         files = [Path(f["filename"]) for split in self._splits.values() for f in split.cache_files]
         if not files or any(not split.cache_files for split in self._splits.values()):
             return None
-        return {"field": self.text_field, "splits": sorted(self._splits), "files": file_stamp(files)}
+        facts = {"field": self.text_field, "splits": sorted(self._splits), "files": file_stamp(files)}
+        return {**facts, "malformed": "skip"} if self.skip else facts
 
     def known(self, cache: Path) -> Survey | None:
         """Raise SurveyUnknown: it cannot be known without opening (and possibly downloading) the data set."""
         raise SurveyUnknown
 
-    def _rows(self, split: str, after: str) -> Iterator[SourceRecord]:
+    def _rows(self, split: str, after: str) -> Iterator[Document]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0
         rows = self._splits[split].select_columns([self.text_field]).skip(start)
         for batch in rows.iter(batch_size=1000):
             for text in batch[self.text_field]:
                 identity = f"{split}/{start}"
                 start += 1
-                if text and text.strip():
-                    yield SourceRecord(identity, text)
+                if text is None and not self.skip:
+                    raise DataError(f"{self.path}, {identity}: the column '{self.text_field}' is not text but null")
+                if text is None or text.strip():
+                    yield Document(identity, text or "", "null" if text is None else "")
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
@@ -92,6 +93,7 @@ class HfDataset(Source):
                 f"data.source: {self.name}: '{self.path}' has no split 'train'; it has {', '.join(map(str, loaded))}"
             )
         splits = {name: loaded[name] for name in SPLITS if name in loaded}
+        self.separate = "validation" in splits
         for rows in splits.values():
             self._check_field(rows)
         return splits
@@ -137,24 +139,23 @@ class _Repository(Source):
         self.text_field = text_field
         self.pin = pin
 
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
         """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line or row."""
+        self.by_text = "split" in self._pinned  # not pinned by a version in which ids decided
         last_file = after.rpartition(":")[0]
         names = [name for name in self._names(split) if name >= last_file]
-        for name, following in zip(names, [*names[1:], ""], strict=True):
+        for name in names:
             passed = name != last_file
             path = download(self.repo, name, self.revision)
-            for number, record in enumerate(records_of(name, path, self.text_field), start=1):
-                if number == _FETCH_NEXT and following:
-                    self._fetch_ahead(following)
-                if passed and self._holds(split, record.id):
-                    yield record
-                passed = passed or record.id == after
+            for document in documents_of(name, path, self.text_field, skip=self.skip):
+                if passed and (self.separate or self.side(document) == split):
+                    yield document
+                passed = passed or document.id == after
 
     def survey(self) -> Survey:
         """Return fingerprints of the revision, which determines the bytes of every file of the repository."""
-        fingerprints = (disk.digest([self.repo, self.revision, self._chosen, split]) for split in SPLITS)
-        return Survey(*fingerprints)
+        whole, validation = (disk.digest([self.repo, self.revision, self._chosen, split]) for split in SPLITS)
+        return Survey(whole, validation)
 
     def known(self, cache: Path) -> Survey | None:
         """Return the survey if the revision has been pinned, else None."""
@@ -189,32 +190,17 @@ class _Repository(Source):
     def _names(self, split: str) -> list[str]:
         """Return the files that have documents of `split`, sorted."""
 
-    def _holds(self, split: str, identity: str) -> bool:
-        return True
-
-    def _fetch_ahead(self, name: str) -> None:
-        """Start downloading a file that will be read soon. A failure is reported when the file is read."""
-
-        def fetch(revision: str) -> None:
-            with suppress(DataError):
-                download(self.repo, name, revision)
-
-        Thread(target=fetch, args=(self.revision,), daemon=True, name="gpas-fetch").start()
-
 
 class C4(_Repository):
     """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents."""
 
     name = "c4"
+    separate = True
 
     def __init__(self, cache: Path, files: dict[str, int] | None = None):
         """`files`: the number of files of each split, by default that of allenai/c4."""
         super().__init__("allenai/c4", "text", cache / "sources" / "c4.json")
         self.files = files or {"train": 1024, "validation": 8}
-
-    @property
-    def parser(self) -> Parser:
-        return TextField(self.text_field, keep_blank=True).document
 
     @property
     def _chosen(self) -> Any:
@@ -231,7 +217,7 @@ class C4(_Repository):
 class HubFiles(_Repository):
     """The .jsonl, .jsonl.gz, .jsonl.zst or .parquet files of a repository that a glob matches, sorted by name.
 
-    `path` is "OWNER/NAME:GLOB"; as in the hub's `allow_patterns`, * matches / too. Documents are split by their ids.
+    `path` is "OWNER/NAME:GLOB"; as in the hub's `allow_patterns`, * matches / too. A hash splits the documents.
     The names of the files are pinned together with the revision.
     """
 
@@ -246,12 +232,8 @@ class HubFiles(_Repository):
         return f"{self.repo}:{self.pattern}"
 
     @property
-    def parser(self) -> Parser:
-        return TextField(self.text_field).document
-
-    @property
     def _chosen(self) -> Any:
-        return [self.pattern, self.text_field]
+        return [self.pattern, self.text_field, *self._pinned.get("split", ()), *["skip"] * self.skip]
 
     def _newest(self) -> dict[str, Any]:
         revision, every = _listed(self.repo)
@@ -262,13 +244,10 @@ class HubFiles(_Repository):
             raise DataError(f"data.path: no file of {self.repo} matches '{self.pattern}'; {hint}")
         for name in names:
             check_suffix(name, "data.path", name)
-        return {"revision": revision, "files": names}
+        return {"revision": revision, "files": names, "split": ["by text"]}
 
     def _names(self, split: str) -> list[str]:
         return list(self._pinned["files"])
-
-    def _holds(self, split: str, identity: str) -> bool:
-        return side(identity) == split
 
 
 def _listed(repo: str) -> tuple[str, list[str]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import Source, SourceRecord, file_stamp, side, skip_to
+from gpas_cli.data.corpora import Document, Source, file_stamp, skip_to
 from gpas_cli.data.files import check_file, read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
@@ -40,7 +40,7 @@ def joined(source: str, target: str) -> str:
 
 class FilePairs(Source):
     """Two files whose lines with the same number translate each other; ids such as `train.en:7`. `validation` names
-    files of their own; without it, pairs are split by their ids."""
+    files of their own; without it, a hash splits the pairs."""
 
     name = "pairs"
     normalisation = "single spaces"
@@ -48,15 +48,16 @@ class FilePairs(Source):
     def __init__(self, path: str, root: Path, validation: str = ""):
         self.root = root
         self.separate = bool(validation)
+        self.by_text = not validation
         self.settings = {"data.path": path} | ({"data.validation": validation} if validation else {})
 
     @property
     def title(self) -> str:
         return self.settings["data.path"]
 
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
         found = self._read("data.validation" if self.separate and split == "validation" else "data.path")
-        return skip_to((record for record in found if self.separate or side(record.id) == split), after)
+        return skip_to((d for d in found if self.separate or self.side(d) == split), after)
 
     def stamp(self) -> Any:
         return {"paths": self.settings, "files": file_stamp(self.paths())}
@@ -70,11 +71,11 @@ class FilePairs(Source):
     def _files(self, setting: str) -> list[Path]:
         return existing(self.settings[setting], self.root, setting)
 
-    def _read(self, setting: str) -> Iterator[SourceRecord]:
+    def _read(self, setting: str) -> Iterator[Document]:
         first, second = self._files(setting)
         for number, texts in enumerate(lines_of(first, second, setting), 1):
             if text := joined(*texts):
-                yield SourceRecord(f"{first.name}:{number}", text, f"{first}:{number}")
+                yield Document(f"{first.name}:{number}", text)
 
 
 def existing(path: str, root: Path, setting: str) -> list[Path]:
@@ -144,11 +145,11 @@ class HubPairs(HfDataset):
         super().__init__(path.partition("{")[0].rstrip("/"), "translation", root)
         self.languages = languages(path)
 
-    def _rows(self, split: str, after: str = "") -> Iterator[SourceRecord]:
+    def _rows(self, split: str, after: str = "") -> Iterator[Document]:
         start = int(after.rpartition("/")[2]) + 1 if after else 0
         for number, row in enumerate(self._splits[split].select_columns([self.text_field]).skip(start), start):
             if text := joined(*(row[self.text_field][language] for language in self.languages)):
-                yield SourceRecord(f"{split}/{number}", text)
+                yield Document(f"{split}/{number}", text)
 
     def stamp(self) -> Any:
         found = super().stamp()
@@ -239,8 +240,8 @@ class Languages(Source):
 
     name = "languages"
 
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
-        return skip_to((SourceRecord(str(n), joined(*pair)) for n, pair in _pairs(split)), after)
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        return skip_to((Document(str(n), joined(*pair)) for n, pair in _pairs(split)), after)
 
     def stamp(self) -> Any:
         """Return a digest of this file, which has the grammar."""

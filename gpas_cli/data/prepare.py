@@ -23,17 +23,21 @@ from gpas_cli.spec.data import PAIR_SOURCES, Data
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
     """Return the `Source` of `data`, which is no mixture. Relative paths start from `root`. Reads nothing yet."""
+    made: Source
     if data.source == "files":
-        return Files(data.path, data.text_field, root, data.validation)
-    if data.source == "hf":
-        return HfDataset(data.path, data.text_field, root)
-    if data.source == "hf-files":
-        return HubFiles(data.path, data.text_field, cache)
-    if data.source in PAIR_SOURCES:
+        made = Files(data.path, data.text_field, root, data.validation)
+    elif data.source == "hf":
+        made = HfDataset(data.path, data.text_field, root)
+    elif data.source == "hf-files":
+        made = HubFiles(data.path, data.text_field, cache)
+    elif data.source in PAIR_SOURCES:
         from gpas_cli.data import pairs  # which few cells read
 
-        return pairs.opened(data, root)
-    return C4(cache) if data.source == "c4" else Stdlib()
+        made = pairs.opened(data, root)
+    else:
+        made = C4(cache) if data.source == "c4" else Stdlib()
+    made.skip = data.malformed == "skip"
+    return made
 
 
 def open_sources(data: Data, cache: Path, root: Path) -> list[Source]:
@@ -104,6 +108,11 @@ class Corpus(ValidationText):
         return sum((own["train"] for own in self.totals), Totals())
 
     @property
+    def left_out(self) -> Mapping[str, int]:
+        """The malformed records of both splits that were left out, by reason."""
+        return (self.train_totals + self.validation_totals).left_out
+
+    @property
     def identity(self) -> str:
         """A digest of the training text and its tokenizer. A run cannot be resumed with another one."""
         return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
@@ -124,6 +133,8 @@ class Corpus(ValidationText):
             validation_tokens=self.validation_totals.tokens,
             train_documents=self.train_totals.documents,
             validation_documents=self.validation_totals.documents,
+            shared_documents=self.survey.shared,
+            left_out=self.left_out or None,
         )
 
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -50,7 +51,7 @@ WAITING = "waiting for another process"
 class Totals:
     """The contents of a number of shards.
 
-    text_bytes: of the whole documents, None in caches of versions before 0.3.
+    text_bytes: of the whole documents, None in caches of versions before 0.3. left_out: malformed records, by reason.
     """
 
     documents: int = 0
@@ -58,6 +59,7 @@ class Totals:
     bytes: Annotated[int, "of the text that the tokens stand for"] = 0
     final: Annotated[bool, "whether the source has no more"] = False
     text_bytes: int | None = field(default=0, metadata=HIDDEN)
+    left_out: Annotated[Mapping[str, int], "malformed records, by reason"] = field(default_factory=dict)
 
     @property
     def cut(self) -> float | None:
@@ -75,7 +77,8 @@ class Totals:
         tokens = self.tokens + other.tokens
         known = self.text_bytes is not None and other.text_bytes is not None
         text_bytes = (self.text_bytes or 0) + (other.text_bytes or 0) if known else None
-        return Totals(documents, tokens, self.bytes + other.bytes, other.final, text_bytes)
+        left_out = Counter(self.left_out) + Counter(other.left_out)
+        return Totals(documents, tokens, self.bytes + other.bytes, other.final, text_bytes, dict(left_out))
 
 
 _Enough = Callable[[Totals], bool]
@@ -129,7 +132,8 @@ class _Draft:
         self.lengths.append(taken[taken > 0])
         size = int(group.sizes[start:stop].sum())
         whole = int(group.wholes[start:stop].sum())
-        self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size, text_bytes=whole)
+        faults = Counter(filter(None, group.faults[start:stop]))
+        self.totals += Totals(len(self.lengths[-1]), len(self.ids[-1]), size, text_bytes=whole, left_out=faults)
         self.last = group.names[stop - 1]
         return stop
 
@@ -165,6 +169,7 @@ class TokenCache:
             "vocab": self.tokenizer.vocab,
             "max_doc_tokens": self.limit,
             "shard": [self.shard_documents, self.shard_tokens],
+            **({"split": "text"} if self.survey.by_text else {}),
         }
 
     @cached_property
@@ -297,13 +302,12 @@ class TokenCache:
         yield draft, "final"
 
     def _encoded(self, split: str, after: str, workers: int) -> Generator[EncodedGroup]:
-        pending = groups(self.source.records(split, after))
-        parser = self.source.parser
+        pending = groups(self.source.documents(split, after))
         if workers > 1:
-            yield from encode_in_workers(self.tokenizer, parser, self.limit, workers, pending)
+            yield from encode_in_workers(self.tokenizer, self.limit, workers, pending)
             return
         for group in pending:
-            yield encode_group(group, self.tokenizer, parser, self.limit)
+            yield encode_group(group, self.tokenizer, self.limit)
 
 
 def sum_of(shards: Sequence[Shard]) -> Totals:
@@ -321,7 +325,7 @@ def read_shard(stem: Path) -> Shard | None:
         words = (marker["last"], marker["sha256"])
         if not all(type(n) is int for n in counts) or not all(isinstance(word, str) for word in words):
             return None
-        totals = Totals(*counts, bool(marker["final"]), marker.get("text_bytes"))
+        totals = Totals(*counts, bool(marker["final"]), marker.get("text_bytes"), marker.get("left_out") or {})
         sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
         expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
         return Shard(stem, totals, marker["last"], marker["sha256"]) if sizes == expected else None

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.data.corpora import Document, Source, SourceRecord, Survey, file_stamp, side, skip_to, survey_of
+from gpas_cli.data.corpora import Document, Source, Survey, file_stamp, side, skip_to, survey_of
 from gpas_cli.errors import DataError
 from gpas_cli.files import replace_file
 from gpas_cli.words import byte_size
@@ -51,11 +51,11 @@ class Stdlib(Source):
         self._topics = topics
         self._documents: list[Document] | None = None
 
-    def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
-        return skip_to((SourceRecord(d.id, d.text) for d in self._all() if side(d.id) == split), after)
+    def documents(self, split: str, after: str = "") -> Iterator[Document]:
+        return skip_to((d for d in self._all() if side(d.id) == split), after)
 
     def survey(self) -> Survey:
-        return survey_of(((side(d.id), d) for d in self._all()), self.title)
+        return survey_of(self, ((side(d.id), d) for d in self._all()))
 
     def stamp(self) -> Any:
         """Return facts of the files, or None if the topics are not read from a file."""

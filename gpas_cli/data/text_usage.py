@@ -247,14 +247,16 @@ def marks_in(paths: Sequence[Path], mark: bytes) -> int:
 
 
 def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
-    """Yield how much each corpus of `data` that is in files here has: "notes/*.txt: 2 files, 1.2 MB". Opens none."""
+    """Yield how much each corpus of `data` that is in files here has: "notes/*.txt: 2 files, 1.2 MB", and how much of
+    its validation text is training text, if it was surveyed. Opens none."""
     from gpas_cli.data.prepare import open_sources
 
     with suppress(DataError, OSError):
         for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
             if paths := source.paths():
                 size = byte_size(sum(path.stat().st_size for path in paths))
-                yield f"{name}: {count(len(paths), 'file')}, {size}"
+                overlap = f"; {known.overlap}" if (known := source.known(cache)) and known.overlap else ""
+                yield f"{name}: {count(len(paths), 'file')}, {size}{overlap}"
 
 
 def absent_task(task: str, cache: Path, root: Path) -> str:

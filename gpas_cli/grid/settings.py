@@ -144,7 +144,7 @@ def short(axis: str, value: Label) -> str:
         return leaf if value else f"no-{leaf}"
     if isinstance(value, str):
         return f"as-{value}" if leaf == "work-of" else value
-    return f"{'s' if axis == 'seed' else leaf}{spelled(value)}"
+    return f"s{spelled(value).removesuffix('.0')}" if axis == "seed" else f"{leaf}{spelled(value)}"
 
 
 def plain_cell(settings: Node) -> dict[str, Any]:
@@ -251,7 +251,8 @@ class Part:
     def entries(self, known: Collection[str] = ()) -> Entries:
         """Return the entries of a mapping, only those in `known` if given; none for an absent part.
 
-        A misspelt entry is read as the nearest known one, so that this one is not reported as missing.
+        A misspelt entry is read as the nearest known one, so that this one is not reported as missing. `x-NAME` at the
+        top of a file, where anchors are declared, is no entry.
         """
         found = Entries(self)
         if self.node is not None and not isinstance(self.value, dict):
@@ -259,6 +260,8 @@ class Part:
         elif self.node is not None:
             for name, child in self.value.items():
                 if known and name not in known:
+                    if not self.path and name.startswith("x-"):
+                        continue
                     self.report(f"unknown key '{name}'; {nearest(name, known)}", child.key or child.mark, name)
                     name = closest(name, set(known) - self.value.keys())
                 if name or not known:

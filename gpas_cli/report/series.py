@@ -168,7 +168,8 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     for name, own, group in zip(names, labels, groups.values(), strict=True):
         title = f"{name} ({group[0].entry.grid})" if names.count(name) > 1 else name  # two grids have it
         found.append(Series(title, own, tuple(group)))
-    return _coloured(found, varying if trained == labels else [*varying, NETWORK])
+    several = len({mapping.get(NETWORK) for mapping in labels}) > 1
+    return _coloured(found, [*varying, NETWORK] if several else varying)
 
 
 def _completed(run: CellCurve, axes: Iterable[str]) -> dict[str, Label]:

@@ -315,7 +315,9 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
     if data.validation and data.source not in ("files", "pairs"):
         yield Problem(("data", "validation"), f"needs source: files; {data.source} has its own validation text")
-    elif data.validation and data.validation == data.path:
+    if data.malformed == "skip" and data.source not in ("files", "hf", "hf-files"):
+        yield Problem(("data", "malformed"), f"has no effect with source: {data.source}")
+    if data.validation and data.validation == data.path:
         yield Problem(("data", "validation"), "names the training text; name other files")
     if data.tokenizer == "bpe" and vocab < 260:
         yield Problem(("size", "vocab"), f"{vocab}{beside} is too small for a byte-level BPE; at least 260")

@@ -27,6 +27,7 @@ class Share:
     path: str = setting("")
     text_field: str = setting("text")
     validation: str = setting("")
+    malformed: str = setting("stop", choices=("stop", "skip"), omit_default_from_key=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Data:
     `gpt2` GPT-2's, with 50,257 ids, as in Spike No More; anything else is the path of a tokenizer.json.
     validation: a path or glob of local text to evaluate on, for `source: files` only; training then uses all of `path`.
     Empty: a part of `path` is held out.
+    malformed: whether a record without text (a line that is no JSON, a field that is missing or null, invalid UTF-8)
+    `stop`s the reading, or is `skip`ped and counted; for `files`, `hf` and `hf-files`.
     layout: `pack` joins the documents and cuts them into rows; `pad` makes one row of each document, truncated or
     padded, like the reference. The default of `source: files` is `pack`, since `pad` truncates long documents.
     documents: of `pack`, whether the documents of a row are `joined`, so that a token attends to all tokens before it,
@@ -66,6 +69,7 @@ class Data:
     batches: str = setting("rows", choices=("rows", "tokens"), omit_default_from_key=True)
     mixture: tuple[Share, ...] = setting((), omit_default_from_key=True)
     repeat: bool = setting(False, omit_default_from_key=True)
+    malformed: str = setting("stop", choices=("stop", "skip"), omit_default_from_key=True)
 
     @property
     def parts(self) -> tuple[Data, ...]:
@@ -162,7 +166,7 @@ class Data:
         return [Problem((name,), fault) for name, fault in found.items()]
 
 
-_CORPUS_SETTINGS = ("source", "path", "text_field", "validation")
+_CORPUS_SETTINGS = ("source", "path", "text_field", "validation", "malformed")
 _ROW_SETTINGS = ("tokenizer", "length", "eval_tokens", "documents")
 
 

@@ -170,7 +170,8 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
     fault = next((fault for one in numbers if (fault := _violation(str(one), bounds))), "") if str in options else ""
     remedy = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
     remedy = f"; write [{value}]" if isinstance(value, str) and tuple[str, ...] in options else remedy
-    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{remedy}", alone=True))
+    written = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)  # as YAML has it
+    problems.append(Problem(path, fault or f"{written} is not {wanted}{remedy}", alone=True))
     return None
 
 

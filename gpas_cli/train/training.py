@@ -437,8 +437,10 @@ class _TextEvaluator(Evaluator):
         return {**self.cell.objective.named(together), **own}
 
     def costs(self, position: Position) -> dict[str, float]:
-        """Return the time spent in updates, the tokens that they predicted, and their work."""
-        return {"train_seconds": position.seconds, "train_tokens": position.tokens, **_work(self.cell, position)}
+        """Return the time spent in updates, the tokens that they predicted, their work, and the records left out."""
+        left_out = {f"left_out/{reason}": number for reason, number in self.corpus.left_out.items()}
+        costs = {"train_seconds": position.seconds, "train_tokens": position.tokens}
+        return {**costs, **_work(self.cell, position), **left_out}
 
     def record_verified(self, emit: Emit) -> None:
         """Record which shards of the text were compared with their checksums since the last call."""

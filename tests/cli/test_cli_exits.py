@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from face import EXPERIMENTS, Face
@@ -71,6 +72,39 @@ def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change:
     if code is Exit.USAGE:
         assert not list(face.runs.glob("??/*/001"))
         assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
+
+
+def test_anchors_are_declared_under_a_key_of_ones_own(face: Face) -> None:
+    face.declare(EXPERIMENTS + "\nx-common: &common {norm: pre}\n")
+    face("plan")
+    face.declare(EXPERIMENTS + "\ny-common: {norm: pre}\n")
+    assert "unknown key 'y-common'" in face("plan", expect=2).err
+
+
+@pytest.mark.parametrize("command", ["plan", "status --json", "init", "data status"])
+def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    words = f"cd gone && rmdir ../gone && {sys.executable} -m gpas_cli {command}"
+    done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "gpas: the working directory was deleted; change to another\n")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(
+    "command", ["status", "--help", "table gpas:2 --published-only --format markdown", "plan none"]
+)
+def test_output_that_is_closed_or_lacks_characters_is_no_traceback(face: Face, command: str, closed: str) -> None:
+    """As of daemons and cron, and of the C locale where Python does not take UTF-8 instead."""
+    words = f"{sys.executable} -m gpas_cli {command}"
+    usual = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, text=True, timeout=300)
+    closing = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
+    done = subprocess.run(f"{words} {closing}", shell=True, cwd=face.folder, capture_output=True, timeout=300)
+    assert done.returncode == usual.returncode
+    assert not done.stderr or usual.returncode != 0
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, env=environment, timeout=300)
+    assert (plain.returncode, b"Traceback" in plain.stderr) == (usual.returncode, False)
+    assert (plain.stdout + plain.stderr).isascii()
 
 
 @pytest.mark.parametrize("command", ["status", "status --json", "--help", "table gpas:2 --format csv"])

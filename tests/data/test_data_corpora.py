@@ -14,9 +14,10 @@ import pytest
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import corpora, stdlib
-from gpas_cli.data.corpora import Survey, cached_survey, side
+from gpas_cli.data.corpora import SPLITS, Survey, cached_survey, side
 from gpas_cli.data.files import Files, pieces, read_lines
 from gpas_cli.data.prepare import open_source
+from gpas_cli.data.shards import TokenCache, read_shard, sum_of
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import _CORPUS_SOURCES, Data
@@ -124,7 +125,7 @@ def test_jsonl_gz_and_txt_are_read_in_order_with_their_ids(tmp_path: Path):
     lines = '{"body": "one", "text": "no"}\n\n{"body": " "}\n{"body": "two"}'
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     source = Files("texts/**/*", "body", tmp_path)
-    documents = sorted((d for part in both(source) for d in part), key=lambda d: d.id)
+    documents = sorted(d[:2] for part in both(source) for d in part)
     assert documents == [
         ("deep/a.jsonl.gz:1", "one"),
         ("deep/a.jsonl.gz:4", "two"),
@@ -146,7 +147,7 @@ def test_parquet_is_read_row_by_row(tmp_path: Path):
     write_parquet(tmp_path / "a.parquet", "body", texts)
     (tmp_path / "b.txt").write_text("a file beside it")
     source = Files("*", "body", tmp_path)
-    documents = [d for part in both(source) for d in part]
+    documents = [d[:2] for part in both(source) for d in part]
     assert sorted(documents) == sorted(
         [(f"a.parquet:{n + 1}", text) for n, text in enumerate(texts) if n not in (3, 20)]
         + [("b.txt", "a file beside it")]
@@ -185,10 +186,9 @@ def test_files_without_text_are_refused(
         Files(path, field, tmp_path, *validation).survey()
 
 
-def test_a_split_without_text_is_refused_before_a_text_is_read(tmp_path: Path):
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("a short text")
-    with pytest.raises(DataError, match="has 3 documents, and none is in the validation split"):
+def test_a_split_without_text_is_refused_before_a_job_reads_the_text(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a short text")
+    with pytest.raises(DataError, match="has 1 document, and none is in the validation split"):
         Files("?.txt", "text", tmp_path).check()
 
 
@@ -334,7 +334,9 @@ def test_one_large_text_is_divided_at_blank_lines(tmp_path: Path):
     source = Files("book.txt", "text", tmp_path)
     train, validation = both(source)
     assert (len(train) > 50, len(validation) > 2) == (True, True)
-    assert source.survey() == Survey("7a5ccaa67f6944e0", "e3068cd03b7d6d37")  # as ever: it is in the names of shards
+    assert source.survey() == Survey("3b5b076c284f4290", "a10f130b0421aac8", len(validation), 0, by_text=True)
+    source.by_text = False  # as ever: it is in the names of shards
+    assert source.survey() == Survey("7a5ccaa67f6944e0", "e3068cd03b7d6d37", 12, 0)
     numbered = sorted([*train, *validation], key=lambda d: int(d.id.removeprefix("book.txt:")))
     assert "".join(d.text for d in numbered) == text
     assert all(d.text.rstrip(" \t").endswith("\n") for d in numbered[:-1])
@@ -353,6 +355,82 @@ def test_pieces_do_not_depend_on_how_a_text_is_read(between: str, chunk: int):
     assert all(100 <= len(piece) <= 200 for piece in found[:-1])
     assert all(piece.endswith(between) for piece in found[:-1])
     assert found == list(pieces(iter([text]), 100))
+
+
+def test_equal_documents_are_on_one_side(tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", sentences(100) * 3)
+    write_parquet(tmp_path / "b.parquet", "text", [*sentences(100)])
+    source = Files("?.*", "text", tmp_path)
+    train, validation = ({d.text for d in part} for part in both(source))
+    assert (len(train) + len(validation), train & validation) == (100, set())
+    assert source.survey().overlap.startswith("0 of ")
+    source.by_text = False  # the rule of before: most validation documents are training text, too
+    survey = source.survey()
+    assert (survey.validation_documents, survey.shared) == (28, 28)
+    separate = Files("a.jsonl", "text", tmp_path, "b.parquet").survey()
+    assert separate.overlap == "100 of 100 validation documents also occur in the training text"
+    write_jsonl(tmp_path / "a.jsonl", sentences(1) * 300)
+    with pytest.raises(DataError, match="the corpus has 300 documents, and none is in the validation split"):
+        Files("a.jsonl", "text", tmp_path).survey()
+
+
+def test_a_text_that_was_tokenised_when_ids_decided_keeps_its_split(
+    root: Path, source: Files, tokenizer, tmp_path: Path
+):
+    """Its survey and its tokens have the names that they had, also after its files were copied."""
+    before, cache = Files("corpus/*.jsonl", "text", root), tmp_path / "cache"
+    before.by_text = False
+    survey = before.survey()
+    TokenCache(before, survey, tokenizer, None, cache).ensure("train", lambda totals: False, print)
+    for path in source.paths():
+        path.write_bytes(path.read_bytes())
+    found = cached_survey(source, cache)
+    assert (found, source.by_text) == (survey, False)
+    tokens = TokenCache(source, found, tokenizer, None, cache)
+    assert tokens.built("train", lambda totals: False)
+    assert "split" not in tokens.spec
+    write_jsonl(root / "corpus" / "a.jsonl", sentences(90))
+    assert cached_survey(Files("corpus/*.jsonl", "text", root), cache).by_text
+    assert cached_survey(Files("corpus/*.jsonl", "text", root), tmp_path / "other").by_text
+    (known,) = (tmp_path / "other").glob("sources/*.json")
+    before.by_text = False
+    now = before.survey()
+    facts = {"fingerprint": now.fingerprint, "validation_fingerprint": now.validation_fingerprint}
+    known.write_text(json.dumps(facts))  # as a version before wrote it
+    source = Files("corpus/*.jsonl", "text", root)
+    assert (source.known(tmp_path / "other"), source.by_text) == (Survey(**facts), False)
+    assert cached_survey(Files("corpus/*.jsonl", "text", root), tmp_path / "other") == now
+
+
+BAD_LINES = (b'{"text": null}', b'{"text": ', b'{"txet": "a"}', b"[1]", b'{"text": 7}', b'{"text": "\xff"}')
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_malformed_records_are_left_out_and_counted(tmp_path: Path, tokenizer, kind: str):
+    texts = sentences(60)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    if kind == "jsonl":
+        lines = (tmp_path / "a.jsonl").read_bytes().splitlines()
+        (tmp_path / "a.jsonl").write_bytes(b"\n".join([lines[0], *BAD_LINES, *lines[1:]]))
+        expected = {"null": 1, "not JSON": 1, "no field": 2, "not text": 1, "not UTF-8": 1}
+    elif kind == "txt":
+        (tmp_path / "b.txt").write_bytes(b"\xff")
+        expected = {"not UTF-8": 1}
+    else:
+        import pyarrow
+
+        column = pyarrow.Array.from_buffers(pyarrow.string(), 4, pyarrow.array([b"a", None, b"\xff", None]).buffers())
+        write_parquet(tmp_path / "b.parquet", "text", column)
+        texts, expected = [*texts, "a"], {"null": 2, "not UTF-8": 1}
+    source = Files("?.*", "text", tmp_path)
+    with pytest.raises(DataError, match=r"a\.jsonl:2: |b\.parquet, row 2: |b\.txt: "):
+        source.survey()
+    source.skip = True
+    tokens = TokenCache(source, cached_survey(source, tmp_path / "cache"), tokenizer, None, tmp_path / "cache", 10)
+    shards = [shard for split in SPLITS for shard in tokens.ensure(split, lambda totals: False, print)]
+    totals = sum_of(shards)
+    assert (totals.documents, totals.left_out) == (len(texts), expected)
+    assert sum_of([read_shard(shard.stem) for shard in shards]).left_out == expected
 
 
 def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source: Files, tmp_path: Path, monkeypatch):

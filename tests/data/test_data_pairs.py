@@ -25,7 +25,7 @@ def test_pairs_of_two_files(tmp_path: Path) -> None:
     write(tmp_path, "train", ["one  thing ", "", "three", "four\t4"], ["ein\u00a0Ding", "zwei", "", "vier 4"])
     write(tmp_path, "dev", ["x"], ["y"])
     source = FilePairs("train.{en,de}", tmp_path, "dev.{en,de}")
-    assert [tuple(one) for one in source.documents("train")] == [
+    assert [one[:2] for one in source.documents("train")] == [
         ("train.en:1", "one thing\nein Ding"),
         ("train.en:4", "four 4\nvier 4"),
     ]

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def figure(label: str = "gpas", layers: int = 0, norms: Sequence[str] = NORMS, *
     ]
     usual: dict[str, object] = {"title": "Title", "x": "update", "y": "loss (nats per token)", "layers": layers}
     return Figure(series=make_series(runs), **(usual | more))
+
+
+def test_layers_of_one_network_of_others_are_shaded_with_a_bar(tmp_path: Path) -> None:
+    """Also beside the normal distribution, which the legend names."""
+    theirs = replace(entry("pre"), axes={"network": "smol", "size": "network"})
+    runs = [CellCurve(theirs, "seed", ((0.0, 1.0), (1.0, 2.0)), variant=(("layer", n),)) for n in range(1, 31)]
+    found = make_series(runs)
+    assert [found[0].shade, found[-1].shade] == [0.0, 1.0]
+    line = Line("normal distribution", ((0.0, 1.0), (1.0, 1.0)))
+    text = drawn(Figure("Title", "output", "density", found, lines=(line,)), tmp_path)
+    assert ("normal distribution" in text, "layer 17" in text) == (True, False)
 
 
 def sheet(**more: object) -> Sheet:

@@ -328,6 +328,10 @@ def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pyte
         find_model(str(tmp_path), "main")
     with pytest.raises(GpasError, match="neither a folder nor a repository"):
         find_model("not//a name")
+    (tmp_path / "smol.gguf").write_bytes(b"GGUF")
+    for name, message in (("smol.gguf", "is a file, not the folder of a network; GGUF is not"), ("none", "no folder")):
+        with pytest.raises(GpasError, match=message):
+            find_model(str(tmp_path / name))
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(GpasError, match="transformers cannot load"):
         open_model(find_model(str(tmp_path)))

@@ -48,6 +48,30 @@ def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:
     assert "size" not in said  # what follows from the faulty declaration is not reported
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (("config.json",), "net has no config.json"),
+        (("model.safetensors",), "net has no weights (*.safetensors, *.bin)"),
+        (("config.json", "model.safetensors"), "net has no config.json"),
+    ],
+)
+def test_a_folder_without_a_network_is_refused_when_planned(
+    nets: Face, pinned: bool, removed: tuple[str, ...], message
+):
+    """No digest of it is offered to pin."""
+    declare(nets, pinned=pinned)
+    for name in removed:
+        (nets.folder / "net" / name).unlink()
+    (nets.folder / "net" / "smol.gguf").touch()
+    command = ("run", "grid") if pinned else ("plan",)
+    said = nets(*command, "nets", "--where", "network=theirs", expect=Exit.USAGE).err.replace("\n", " ")
+    assert message in said
+    assert "GGUF is not read" in said
+    assert "now " not in said
+
+
 def test_a_plan_has_the_networks_with_their_names_and_no_updates(nets: Face) -> None:
     document = nets("plan", "nets", "--json", expect=None).json
     sizes = {one["size"]: one for one in document["sizes"]}
@@ -96,3 +120,4 @@ def test_a_table_and_the_status_list_them(nets: Face) -> None:
     assert "theirs" in nets("status", "nets").out
     document = nets("table", "nets", "--json", expect=None).json
     assert [row["title"] for row in document["rows"]] == ["theirs", "hub"]
+    assert "one seed per cell" not in nets("table", "nets", expect=None).out  # which no network of others has

@@ -29,6 +29,8 @@ MISTAKES = {
         "the size at e.yaml:5:18 has no label; add `name: ...` to it",
     ),
     "fraction of a step": (cells(**{"optim.steps": "[600.5]"}), "6:26", "600.5 is not a whole number"),
+    "seed is null": (BASE + "axes: {seed: [null]}", "6:19", "null is not a whole number"),
+    "seed is true": (BASE + "axes: {seed: [true]}", "6:19", "true is not a whole number"),
     "axis is a mapping": (BASE + "axes: {gate: {like: gpas}}", "6:18", "a mapping is not a list; write [...]"),
     "large seed": (BASE + "axes: {seed: [3000000000]}", "6:19", "is too large; at most 2147483647"),
     "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),

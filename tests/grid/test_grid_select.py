@@ -211,7 +211,7 @@ def test_defaults_that_depend_on_the_size_follow_it() -> None:
         ("sede=2", "sede=2: unknown setting 'sede'; did you mean 'seed'?"),
         ("optim.lrr=2", "optim.lrr=2: unknown key 'lrr'; did you mean 'lr'?"),
         ("optim.lr=fast", "optim.lr=fast: 'fast' is not a number"),
-        ("optim.lr=", "optim.lr=: None is not a number"),
+        ("optim.lr=", "optim.lr=: null is not a number"),
         ("gate={like: gpas, activation: tahn}", "gate.activation: unknown value 'tahn'; did you mean 'tanh'?"),
         ("norm={", "norm={: is not YAML: "),
         ("seed=" + "9" * 50, "a number of 50 digits is too long"),

@@ -110,7 +110,7 @@ def test_every_problem_is_reported_at_once() -> None:
     assert "gate.activation: unknown value 'rely'; did you mean 'relu'?" in found
     assert "sede: unknown key 'sede'; did you mean 'seed'?" in found
     assert any(line.startswith("optim.lr: 0.0 is too small") for line in found)
-    assert "optim.batch: True is not a whole number" in found
+    assert "optim.batch: true is not a whole number" in found
 
 
 @pytest.mark.parametrize(

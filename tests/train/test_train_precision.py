@@ -297,7 +297,7 @@ def test_gradients_that_are_not_finite_without_a_scale_are_a_divergence() -> Non
 def test_a_resumed_run_has_the_scale_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, although the scale grows every second update and overflows on the way."""
     monkeypatch.setattr(precision, "_GOOD_UPDATES", 2)
-    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**22, 0))
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**21, 0))
     text(tmp_path)
     data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 300}
     whole = {"size": FP16_SIZE, "gate": "gpas", "data": data, "optim": OPTIM, "precision": "fp16", "dropout": 0.1}

@@ -1,5 +1,7 @@
 """`gpas data`: tokenise text ahead of the jobs that read it, inspect the token caches, and import tasks."""
 
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -26,7 +28,7 @@ from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
 from gpas_cli.structure import FLAT, Document
-from gpas_cli.words import byte_size, count
+from gpas_cli.words import byte_size, count, left_out
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
@@ -47,6 +49,7 @@ class _PreparedCorpusJson(Document):
     fingerprint: str
     tokenizer: str
     splits: Mapping[str, _TotalsJson]
+    overlap: Annotated[str, "how many validation documents are training text too, empty if unknown"]
 
 
 class PreparedJson(DocumentJson):
@@ -112,6 +115,8 @@ def prepare(
     """
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
+    # The default action ends no worker and releases no semaphore, of which Python then complains.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     here = project()
     splits = (split,) if split else SPLITS
     chosen = entries(names, where)
@@ -135,7 +140,10 @@ def prepare(
             size = byte_size(totals.bytes)
             words = f"{count(totals.documents, 'document')} of {size}, {count(totals.tokens, 'token')}"
             more = "" if totals.final else ", more in the source"
-            say(f"{one.name} {name}: {words}{more} in {one.folder}")
+            skipped = f", {left_out(totals.left_out)}" if totals.left_out else ""
+            say(f"{one.name} {name}: {words}{skipped}{more} in {one.folder}")
+        if one.overlap and one.source == "hf":  # of files it is said above
+            say(f"{one.name}: {one.overlap}")
 
 
 def _prepare(
@@ -152,7 +160,7 @@ def _prepare(
     return [
         _PreparedCorpusJson(
             name=name, source=part.source, folder=tokens.folder, fingerprint=tokens.survey.fingerprint,
-            tokenizer=tokens.tokenizer.identity, splits=_splits_json(own),
+            tokenizer=tokens.tokenizer.identity, splits=_splits_json(own), overlap=tokens.survey.overlap,
         )
         for name, tokens, part, own in zip(data.names, caches, data.parts, totals, strict=True)
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from gpas_cli.spec.downstream import BY_TEXT
 from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress
-from gpas_cli.words import count, significant
+from gpas_cli.words import count, left_out, significant
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -63,6 +63,7 @@ def _phase(event: events.Phase) -> str:
 def _text_facts(event: events.TextFacts) -> str:
     splits = ((event.train_tokens, "training"), (event.validation_tokens, "validation"))
     sizes = [f"{tokens:,} {words} tokens" for tokens, words in splits if tokens]
+    sizes += [left_out(event.left_out)] if event.left_out else []
     name = "" if event.source == "files" else f" {event.source}"
     return f"text{name}: {', '.join(sizes)}" if sizes else ""
 

@@ -154,10 +154,10 @@ def make_figure(
     quantity = selection.quantity
     y = y or quantity.axis
     if quantity.spans:
-        x = f"first layer ({_when(runs)})"
+        x = f"first layer{_when(runs)}"
         return Figure(one_line(title), x, "number of layers", make_series(runs), heat_map=quantity.axis)
     if quantity.bins:
-        x = f"output, in standard deviations ({_when(runs)})"
+        x = f"output, in standard deviations{_when(runs)}"
         values = [i / _NORMAL_STEPS for i in range(int(-BINS_END * _NORMAL_STEPS), int(BINS_END * _NORMAL_STEPS) + 1)]
         points = tuple((x, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)) for x in values)
         lines = (Line("normal distribution", points, colour=_NORMAL_COLOUR, style=1),) if runs else ()
@@ -168,8 +168,7 @@ def make_figure(
     if selection.over_layers:
         each = any(run.variant and run.variant[-1][0] == "update" for run in runs)
         what = "number of layers" if quantity.groups else "layer"
-        untrained = all(run.entry.cell.network for run in runs)
-        x = what if each or untrained else f"{what} ({_when(runs)})"
+        x = what if each else f"{what}{_when(runs)}"
     objectives = ", ".join(dict.fromkeys(objective_title(run.entry) for run in runs))
     mixed = quantity.of_targets and len({objective_title(run.entry) for run in runs}) > 1
     return Figure(
@@ -187,8 +186,11 @@ def make_figure(
 
 
 def _when(runs: Sequence[CellCurve]) -> str:
+    """Return at which update the runs are shown, "" for networks that were not trained here."""
     steps = {run.step for run in runs if run.step is not None}
-    return f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
+    if all(run.entry.cell.network for run in runs):
+        return ""
+    return f" (at update {max(steps)})" if len(steps) == 1 else " (at each run's last update)"
 
 
 def frame(figure: Figure) -> FrameJson:

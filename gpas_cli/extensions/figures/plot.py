@@ -323,7 +323,14 @@ def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float,
     if all(map(_is_shaded, panels)):
         for one in drawn:
             _colour_bar(one)
-        return 0.0
+        lines = {
+            line.title: handle
+            for one in drawn
+            for line in one.panel.lines
+            for title, handle in one.handles
+            if title == line.title
+        }
+        return _below(canvas, lines, panels, width) if lines else 0.0
     looks = {
         artist.title: repr(look(artist, 0))
         for panel in panels
@@ -390,7 +397,7 @@ def _is_shaded(panel: Figure) -> bool:
     """Return whether colours represent numbers of more series than a legend should name."""
     shades = [series.shade for series in panel.series]
     alike = all(series.style == 0 for series in panel.series)
-    return len(shades) > _MOST_SHADES and None not in shades and alike and not panel.lines
+    return len(shades) > _MOST_SHADES and None not in shades and alike and len(panel.lines) <= 1
 
 
 def _colour_bar(one: _Labelled) -> None:

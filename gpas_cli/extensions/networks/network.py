@@ -27,6 +27,10 @@ from gpas_cli.words import abbreviated
 
 WEIGHTS = (".safetensors", ".bin")
 OTHERS = (".json", ".py", ".model", ".spm", ".tiktoken", ".txt", ".jinja")  # configuration, code and tokenizer
+_GGUF = (
+    "; GGUF is not read: in transformers, AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and its method "
+    "save_pretrained convert it, and so do those of AutoTokenizer"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # What the configurations of transformers call the numbers of a shape.
@@ -97,13 +101,11 @@ class PinnedNetwork:
                 yield Problem((own,), f"has no effect on {self.source}")
         if not self.path or self.sha256 or self.hf:
             return
-        if not (folder := self.folder(root)).is_dir():
-            yield Problem(("path",), f"there is no folder {folder}")
-            return
-        try:
+        folder = self.folder(root)
+        if fault := unusable(folder):
+            yield Problem(("path",), fault)
+        else:
             yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
-        except OSError as error:
-            yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
 
     def identity(self) -> dict[str, str]:
         """Return what identifies the network's numbers, for keys."""
@@ -190,9 +192,28 @@ def absence(network: PinnedNetwork, cache: Path, root: Path) -> str:
     """Return why a network cannot be opened on this machine, "" if no reason is known."""
     if find_spec("transformers") is None:
         return "network: transformers, which opens it, is not installed: pip install 'gpas-cli[export]'"
-    if network.path and not (folder := network.folder(root)).is_dir():
-        return f"network: there is no folder {folder}"
-    return ""
+    fault = unusable(network.folder(root)) if network.path else ""
+    return f"network: {fault}" if fault else ""
+
+
+def unusable(folder: Path) -> str:
+    """Return why a folder holds no network that `transformers` loads, "" if it has a configuration and weights."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return f"there is no folder {folder}"
+    except NotADirectoryError:
+        return f"{folder} is a file, not the folder of a network{_GGUF if folder.suffix == '.gguf' else ''}"
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    hint = _GGUF if any(name.endswith(".gguf") for name in names) else ""
+    if "config.json" not in names:
+        return f"{folder} has no config.json: it is not a folder that transformers loads (`gpas export`){hint}"
+    return (
+        ""
+        if any(name.endswith(WEIGHTS) for name in names)
+        else f"{folder} has no weights (*{', *'.join(WEIGHTS)}){hint}"
+    )
 
 
 def digests(folder: Path) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from gpas_cli.data.tokenizer import CONFIG, Tokenizer
 from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.foreign import Opened
 from gpas_cli.events import Phase
-from gpas_cli.extensions.networks.network import OTHERS, WEIGHTS, PinnedNetwork, digests, pin_of
+from gpas_cli.extensions.networks.network import OTHERS, WEIGHTS, PinnedNetwork, digests, pin_of, unusable
 from gpas_cli.extensions.networks.transformers_network import CausalNetwork, Encoder
 from gpas_cli.files import parse_json
 from gpas_cli.train.device import choose_device
@@ -114,17 +114,15 @@ def find_model(source: str, revision: str = "") -> ExternalModel:
     commit = ""
     if folder.is_dir() and revision:
         raise GpasError(f"--revision is for a repository on the hub; {source} is a folder")
-    if not folder.is_dir():
+    if not folder.exists() and not source.startswith((".", "/", "~")):
         folder, commit = _download(source, revision)
     return _model_in(folder, source, commit)
 
 
 def _model_in(folder: Path, source: str, commit: str = "") -> ExternalModel:
     """Return the network in a folder. Raises GpasError if there is none."""
-    if not (folder / "config.json").is_file():
-        raise GpasError(f"{source} has no config.json: it is not a folder that transformers loads (`gpas export`)")
-    if not any(path.suffix in WEIGHTS for path in folder.iterdir()):
-        raise GpasError(f"{source} has no weights (*{', *'.join(WEIGHTS)})")
+    if fault := unusable(folder):
+        raise GpasError(fault)
     found = ExternalModel(source, folder, commit, *digests(folder))
     found.provenance()  # reads config.json before the network is loaded
     return found
@@ -163,8 +161,7 @@ def find_network(network: PinnedNetwork, root: Path, notify: Callable[[str], Non
         notify(f"looking for {network.hf}")
         folder, commit = _download(network.hf, network.revision)
         return _model_in(folder, network.hf, commit)
-    if not (folder := network.folder(root)).is_dir():
-        raise GpasError(f"there is no folder {folder}")
+    folder = network.folder(root)
     found = _model_in(folder, str(folder))
     if found.pin != network.sha256:
         raise GpasError(

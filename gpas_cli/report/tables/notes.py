@@ -19,7 +19,7 @@ from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.structure import Number
-from gpas_cli.words import abbreviated, count, fixed, listed, verb
+from gpas_cli.words import abbreviated, count, fixed, left_out, listed, verb
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def _reading(table: Table) -> Iterator[Note]:
     if sizes and sizes[-1] > 1:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
-    elif sizes:
+    elif sizes and not all(status.entry.cell.network for status in table.statuses):
         yield Note("seeds", f"one {over} per cell: differences may be noise")
     if any(cell.stderr is not None for cell in cells):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
@@ -252,8 +252,8 @@ def _scores(table: Table) -> Iterator[Note]:
         shown = [score for result in results for score in result.scores]
         left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
         yield from (Note("scores", text) for text in dict.fromkeys(left_out))
-    known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
-    chances = [f"{column_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
+    known = {task: KNOWN_TASKS.get(base_name(task).removesuffix("_closed_book")) for task in tasks}
+    chances = [f"{column_title(task)} {one.chance:.3g}" for task, one in known.items() if one and one.chance]
     if table.metric.name == "accuracy" and chances:
         yield Note("scores", f"guessing scores {', '.join(chances)} %")
 
@@ -266,6 +266,16 @@ def _overrides(table: Table) -> Iterator[Note]:
     said += [(remarks[id(s.entry.cell.model)], s.entry.name) for s in table.statuses]
     for text in filter(None, dict.fromkeys(text for text, _ in said)):
         yield Note("override", f"{listed([name for of, name in said if of == text], _NAMED)}: {text}")
+
+
+def _left_out(table: Table) -> Iterator[Note]:
+    """Note how many malformed records the texts of the runs are without."""
+    said = dict[str, None]()
+    for status in table.statuses:
+        metrics = status.result.metrics if status.result else {}
+        found = {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith("left_out/")}
+        said |= {f"{status.entry.cell.data.label}: {left_out(found)}": None} if found else {}
+    yield from (Note("text", words) for words in said)
 
 
 def _gains(table: Table) -> Iterator[Note]:
@@ -482,6 +492,6 @@ def _word(value: Any) -> str:
 
 # In the order in which their notes are printed.
 _MAKERS = (
-    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _overrides),
+    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _left_out, _scores, _overrides),
     *(_contributed, _sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )

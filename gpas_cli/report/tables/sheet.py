@@ -20,7 +20,7 @@ from gpas_cli.words import one_line
 # The themes by which a terminal groups notes, with the kinds of each.
 THEMES = {
     "reading": ("seeds", "best", "delta", "marks", "scores"),
-    "runs": ("cells", "diverged", "unfinished", "withheld", "pairs", "base", "mixture", "override", "origin"),
+    "runs": ("cells", "diverged", "unfinished", "withheld", "pairs", "base", "mixture", "text", "override", "origin"),
     "contributed": ("contributed",),
     "published": ("published", "compared", "budget", "remark", "gains"),
     "recipes": ("recipe",),

@@ -1,5 +1,6 @@
 """Tables of scores at tasks: averages beside the right published ones, standard errors, and what scored them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,9 +28,11 @@ def table_of(
     states: dict[str, tuple[str, float | None]] | None = None,
     columns: str = "task",
     limit: int = 0,
+    tasks: Sequence[str] = _POSTER,
 ) -> Table:
-    lone = entry(**(NINE | {"downstream": {"tasks": ["poster"], "limit": limit}}))
-    metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, _POSTER)
+    named = ["poster"] if tasks is _POSTER else tasks
+    lone = entry(**(NINE | {"downstream": {"tasks": named, "limit": limit}}))
+    metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, tasks)
     found = result(lone, 20.0) | {
         key: replace(own, scores=scores, outcome=outcome)
         for key, own in result(lone, stage="downstream", metrics=metrics).items()
@@ -100,6 +103,12 @@ def test_footnotes_name_the_harness_the_shots_and_what_guessing_scores() -> None
         "BoolQ: scored by lm_eval 0.4.13, 5-shot",
     ]
     assert texts(table, "scores")[2].startswith("guessing scores MMLU 25, WinoG 50,")
+
+
+def test_what_guessing_scores_is_noted_of_imported_tasks_too() -> None:
+    tasks = ["boolq_closed_book@0123456789ab", "piqa@0123456789ab", "mine@0123456789ab"]
+    table = table_of(*map(score, tasks), tasks=tasks)
+    assert texts(table, "scores")[-1] == "guessing scores BoolQ, closed-book 50, PIQA (local) 50 %"
 
 
 def test_a_limit_is_noted() -> None:

@@ -431,6 +431,15 @@ def test_a_run_that_other_code_resumed_is_named() -> None:
     assert shown == f"1 run resumed after the code had changed: {entries[1].id} (`gpas why`)"
 
 
+def test_malformed_records_that_a_text_is_without_are_noted() -> None:
+    entries = [entry("pre"), entry("mix")]
+    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    left_out = {"left_out/null": 1_200.0, "left_out/not JSON": 1.0}
+    results = {key: replace(one, metrics={**one.metrics, **left_out}) for key, one in results.items()}
+    shown = note(build(entries, {}, results, spec()), "text")
+    assert shown == "c4: 1,201 malformed records left out (1 not JSON, 1,200 null)"
+
+
 def test_comparable_numbers_need_no_note() -> None:
     entries, results, states = quickstart()
     assert note(build(entries, states, results, spec()), "mixture") == ""
