@@ -12,9 +12,10 @@ import os
 import socket
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from gpas_cli.data.corpora import SPLITS, Document, Source, Survey, SurveyUnknow
 from gpas_cli.data.files import check_file, check_suffix, documents_of
 from gpas_cli.errors import DataError, first_line, nearest
 
+# The document of a file at which the download of the next one starts, late enough that a short run needs one file.
+_FETCH_NEXT = 100_000
 _CONNECT_SECONDS = 3.0
 _OWN_TEXT = "use a text that is here: data: quickstart, or data.source: files with data.tokenizer: bpe"
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -144,10 +147,13 @@ class _Repository(Source):
         self.by_text = "split" in self._pinned  # not pinned by a version in which ids decided
         last_file = after.rpartition(":")[0]
         names = [name for name in self._names(split) if name >= last_file]
-        for name in names:
+        for name, following in zip(names, [*names[1:], ""], strict=True):
             passed = name != last_file
             path = download(self.repo, name, self.revision)
-            for document in documents_of(name, path, self.text_field, skip=self.skip):
+            for number, document in enumerate(documents_of(name, path, self.text_field, skip=self.skip), start=1):
+                if number == _FETCH_NEXT and following:
+                    fetch = partial(_fetch, self.repo, following, self.revision)
+                    Thread(target=fetch, daemon=True, name="gpas-fetch").start()
                 if passed and (self.separate or self.side(document) == split):
                     yield document
                 passed = passed or document.id == after
@@ -189,6 +195,12 @@ class _Repository(Source):
     @abstractmethod
     def _names(self, split: str) -> list[str]:
         """Return the files that have documents of `split`, sorted."""
+
+
+def _fetch(repo: str, name: str, revision: str) -> None:
+    """Download a file that will be read soon. A failure is reported when the file is read."""
+    with suppress(DataError):
+        download(repo, name, revision)
 
 
 class C4(_Repository):

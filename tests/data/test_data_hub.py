@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -166,6 +167,19 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
     c4.clear()
     prepare(data, 320, tmp_path / "a", root=tmp_path, rows=60)
     assert c4 == []  # a complete cache needs no hub
+
+
+def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub, "_FETCH_NEXT", 20)
+    documents = C4(tmp_path / "cache").documents("train")
+    first = [next(documents) for _ in range(20)]
+    names = [f"c4-train.0000{n}-of-00003.json.gz" for n in range(2)]
+    deadline = time.monotonic() + 10
+    while c4[1:] != names and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert c4[1:] == names
+    monkeypatch.undo()
+    assert [d.text for d in first] == sentences(30, seed=3)[:20]
 
 
 def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

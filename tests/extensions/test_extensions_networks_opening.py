@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import json
+import os
 import random
 import shutil
 from contextlib import suppress
@@ -119,6 +120,23 @@ def test_bfloat16_weights_stay_so(tmp_path: Path) -> None:
     assert opened.precision.name in ("pure_bf16", "fp32")  # transformers 4 loads float32 by default
     found = Scorer(opened.network, opened.precision, max_length=48).score(requests())
     assert [one.total for one in found] == pytest.approx([plain(opened, one) for one in requests()], abs=0.3)
+
+
+class _Command:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_contains_code_is_not_executed_and_nobody_is_told_how_to(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", configuration())
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": _Command(tmp_path / "made")}, folder / "pytorch_model.bin")
+    with pytest.raises(GpasError, match="its weights are a pickle with code, which is not executed; ask for them as"):
+        open_model(find_model(str(folder)))
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:

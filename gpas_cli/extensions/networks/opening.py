@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,6 +246,9 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
         tokenizer = _tokenizer(words, network.vocab, model)
     except GpasError:
         raise
+    except UnpicklingError as error:
+        code = "its weights are a pickle with code, which is not executed; ask for them as safetensors"
+        raise GpasError(f"{model.source}: {code}") from error
     except Exception as error:
         # The code of a network may raise any exception, and so may its first forward pass under a wrong configuration.
         raise GpasError(
