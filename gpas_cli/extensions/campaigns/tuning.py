@@ -41,7 +41,7 @@ class _MethodJson(Document):
 
     cell: Annotated[str, "its name without the seed"]
     best: float | None
-    at_edge: Annotated[bool, "whether the best is the smallest or largest value that was tried"]
+    at_edge: Annotated[bool, "whether the best is the smallest or largest value of the last round"]
     trainings: Annotated[float, "the cost of its trials, in whole trainings"]
     trials: Sequence[_TrialJson]
 
