@@ -117,10 +117,12 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     )
     write_numbers(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
     said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
-    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[2, 3], [2, 3]]  # seed 1 chose the rates
+    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]
     assert "Validation perplexity by optim.lr" in said.err
     assert "Its figure: gpas run tuned small --out search.svg" in said.err
     (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
+    effects = [[seed["effect"] is not None for seed in part["seeds"]] for part in claim["parts"]]
+    assert effects == [[False, True]] * 2  # seed 1 chose the rates
     assert claim["command"] == "gpas run claims gate-lowers --tuned --max-seeds 8"
     assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
     untuned = face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]

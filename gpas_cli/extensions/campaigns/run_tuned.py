@@ -35,9 +35,9 @@ def run_tuned(
 
     Every rate is tried in a training of a quarter of the updates, the best half of six or more rates in half of them,
     and the last two in whole trainings, all with the first seed. If the best rate of a round is its lowest or highest,
-    the next one beyond it is tried, too, up to four for each method. The results are in experiments.tuned.yaml, and `gpas run
-    GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials that
-    failed are run again.
+    the next one beyond it is tried, too, up to four for each method. The results are in experiments.tuned.yaml, and
+    `gpas run GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials
+    that failed are run again.
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 

@@ -39,7 +39,7 @@ from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables.entry_status import EntryStatus, by_variant
+from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
@@ -56,11 +56,7 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     Raises GpasError where two cells could be the subject or the base of the same seed, or a cell lacks the stage that
     reports the value.
     """
-    entries = [entry for entry in known.entries if entry.grid in claim.grids]
-    if claim.tuned:  # the first seed has chosen the setting, which favours the method whose numbers vary more
-        alike = by_variant(entries, claim.comparisons[0].over)
-        entries = [entry for seeds in alike for entry in seeds[1:]]
-    known = replace(known, entries=tuple(entries))
+    known = replace(known, entries=tuple(entry for entry in known.entries if entry.grid in claim.grids))
     present = {entry.grid for entry in known.entries}
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
@@ -71,12 +67,20 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     losses = smooth_losses(known) if speeds else {}
     titles = scheme_titles(known.entries)
     found = ((comparison, groups(comparison, known, losses)) for comparison in claim.comparisons)
-    parts = _decided([_part(comparison, group, titles) for comparison, own in found for group in own])
+    chosen = _without_first if claim.tuned else lambda group: group
+    parts = _decided([_part(comparison, chosen(group), titles) for comparison, own in found for group in own])
     reason = "" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim"
     made = Verdict(claim, _whole(claim, parts), tuple(parts), missing(parts), reason=reason)
     if has_added_seeds(made):
         made = judged(made, _ALPHA)
     return replace(made, command=command(made, known.entries))
+
+
+def _without_first(group: Group) -> Group:
+    """Return the group without the effect of its first seed, which has chosen the settings: it favours the method whose
+    numbers vary more."""
+    first, *others = group.pairs or (None,)
+    return replace(group, pairs=(replace(first, effect=None), *others)) if first else group
 
 
 def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> Part:
