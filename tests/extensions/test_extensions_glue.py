@@ -217,7 +217,7 @@ def test_wrong_data_of_the_last_task_are_found_before_the_first_training(project
 def test_long_examples_are_a_warning(project: tuple[Path, Path]) -> None:
     _, events = run(project, "long", cell({"tasks": ["sst2"], "lr": [0.01], "length": 8, "epochs": 1}))
     warned = [event.message for event in events if isinstance(event, Warned)]
-    assert warned == ["sst2: 11 examples are longer than length: 8 and are cut"]
+    assert warned == ["sst2: 12 examples are longer than length: 8 and are cut"]
 
 
 def test_what_measures_the_network_comes_after_its_finetuning() -> None:
