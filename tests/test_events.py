@@ -57,7 +57,8 @@ def test_a_started_job_of_version_1_has_its_facts() -> None:
 @pytest.mark.parametrize("cls", KINDS.values(), ids=KINDS)
 def test_an_event_with_all_its_fields_is_read_as_it_was_written(cls: type[Event]) -> None:
     samples = {
-        int: 3, Number: 0.5, str: "text", bool: True, Mapping[str, Any]: {"a": 1}, Mapping[str, str]: {"a": "b"}, Mapping[str, int]: {"a": 2},
+        int: 3, Number: 0.5, str: "text", bool: True, Mapping[str, Any]: {"a": 1},
+        Mapping[str, str]: {"a": "b"}, Mapping[str, int]: {"a": 2},
         Mapping[str, Sequence[Number]]: {"a": (0.5,)}, Mapping[str, Number | None]: {"a": 1.5},
         Mapping[str, Sequence[Number | None]]: {"gate": (0.5, None)},
     }  # fmt: skip
