@@ -54,7 +54,6 @@ READERS = {
     "figure curves": ["small -t", "small -t --what activation_variance --where norm=pre"],
     "figure paper": ["gpas-4 --grid small"],
     "figure envelope": ["small --over seed"],
-    "figure convergence": ["small"],
     "figure scaling": ["-t"],
     "report": ["small scored -o report.html"],
     "why": ["small/pre-s1", "small/post-s2", "'small[pre+gpas,toy]'", "scored/pre", "UNDECLARED"],
@@ -68,7 +67,7 @@ READERS = {
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
     *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "doctor"),
-    *("cancel", "retry", "rerun", "forget"),
+    *("cancel", "retry", "rerun", "forget", "figure convergence"),  # the last needs 400 updates or more
     *("theory bounds", "theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }

@@ -111,7 +111,7 @@ def test_to_table_2(cluster: Cluster, tmp_path: Path, refusing: socket.socket, m
     without_gpus = f"{shipped}\nresources:\n  all: {{gpus: 0}}\n"
     student.toy.declare(SMALL)
     assert "torch on nodes" in student(doctor)
-    assert "train: 56 documents of " in student(prepare)
+    assert "train: 50 documents of " in student(prepare)
     student.toy.declare(shipped)
     planned = student(plan)
     (shown,) = blocks("Table 2 on eight A100", "text")
