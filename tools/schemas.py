@@ -24,7 +24,7 @@ DOCUMENTS = {
     "retry": "cli.running:RunJson",
     "rerun": "cli.running:RunJson",
     "status": "cli.commands.status:StatusJson",
-    "status usage": "cli.commands.status:UsageJson",
+    "status usage": "cli.views.activity:UsageJson",
     "logs": "cli.commands.logs:EventJson",
     "cancel": "cli.commands.cells:CancelledJson",
     "why": "cli.commands.why:WhyJson",

@@ -89,7 +89,7 @@ def smooth_losses(known: Recorded) -> Losses:
             key: [(step, loss, 1) for step, loss in curve]
             for key, curve in curves(known.engine, earlier, "loss").items()
         }
-    smooth = {key: smoothed(curve, done[key].last_step or curve[-1][0]) for key, curve in losses.items() if curve}
+    smooth = {key: smoothed(curve, done[key].last_step or curve[-1][0]) for key, curve in losses.items()}
     return {key: curve for key, curve in smooth.items() if curve}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, linear_regression
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from gpas_cli.statistics.arrivals import Arrival, median, median_interval
 from gpas_cli.structure import Number
@@ -71,8 +71,8 @@ def aggregate(values: Sequence[float], scale: float = 0.0) -> Aggregate:
     """
     if not values:
         raise ValueError("no values")
-    if arrivals := [value for value in values if isinstance(value, Arrival)]:
-        return Aggregate(median(arrivals), None, len(arrivals))
+    if isinstance(values[0], Arrival):
+        return Aggregate(median(cast(Sequence[Arrival], values)), None, len(values))
     if not all(map(math.isfinite, values)):
         total = sum(values)
         return Aggregate(total, None if len(values) == 1 else math.nan, len(values))
@@ -91,7 +91,7 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
     if not seeds:
         return None
     if isinstance(own[seeds[0]], Arrival):
-        return _paired_arrivals([(own[seed], base[seed]) for seed in seeds])
+        return _paired_arrivals([cast(tuple[Arrival, Arrival], (own[seed], base[seed])) for seed in seeds])
     differences = [own[seed] - base[seed] for seed in seeds]
     s = aggregate(differences, max(abs(values[seed]) for values in (own, base) for seed in seeds))
     t = s.mean / s.std * math.sqrt(s.n) if s.std and math.isfinite(s.std) else None
@@ -108,7 +108,7 @@ def paired(own: Mapping[Hashable, float], base: Mapping[Hashable, float]) -> Pai
     )
 
 
-def _paired_arrivals(pairs: Sequence[tuple[Any, Any]]) -> Paired:
+def _paired_arrivals(pairs: Sequence[tuple[Arrival, Arrival]]) -> Paired:
     differences = [own.after(base) for own, base in pairs]
     one = float(differences[0].speed)  # the base is once as fast as itself
     ends = median_interval(differences)

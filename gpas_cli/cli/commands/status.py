@@ -33,7 +33,6 @@ from gpas_cli.cli.watch import watch
 from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, counted
-from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
 from gpas_cli.structure import Document
@@ -90,12 +89,6 @@ class _TextJson(Document):
     cause: str | None
     job: str | None
     directory: Path | None
-
-
-class UsageJson(DocumentJson):
-    """`gpas status --usage --json`."""
-
-    profiles: Sequence[ProfileUse]
 
 
 class StatusJson(DocumentJson):
@@ -176,7 +169,8 @@ def status(
 
 
 def _show_usage(states: Sequence[CellStatus], as_json: bool) -> None:
-    from gpas_cli.cli.views.activity import profile_table
+    from gpas_cli.cli.views.activity import UsageJson, profile_table
+    from gpas_cli.schedule.scheduler import used_by_profile
 
     keys = {stage.key for state in states for stage in state.entry.cell.stages}
     profiles = used_by_profile(project().runs, keys)

@@ -9,6 +9,7 @@ from rich.text import Text
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import sparkline
 from gpas_cli.cli.views.states import COLOURS, ends, event_marks, starts
+from gpas_cli.documents import DocumentJson
 from gpas_cli.plan.usage import Activity, Running
 from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.state.status import CellStatus
@@ -19,6 +20,12 @@ _BAR_WIDTH = 12  # characters
 _DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
 _BITS = {"M": 20, "G": 30, "T": 40}
 _OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
+
+
+class UsageJson(DocumentJson):
+    """`gpas status --usage --json`."""
+
+    profiles: Sequence[ProfileUse]
 
 
 def profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:

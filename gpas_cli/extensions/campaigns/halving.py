@@ -79,12 +79,11 @@ class Method:
         if not self.at_edge or self.added == _MOST_BEYOND:
             return None
         self.added += 1
-        place = self.values.index(self.ranked()[0])
-        low = self.best == min(self.ranked())
-        if low and place:
-            return self.values[place - 1]
-        if not low and place + 1 < len(self.values):
-            return self.values[place + 1]
+        best, *others = self.ranked()
+        low = best < min(others)
+        place = self.values.index(best) + (-1 if low else 1)
+        if 0 <= place < len(self.values):
+            return self.values[place]
         edge, inner = self.values[:2] if low else self.values[:-3:-1]
         value = float(f"{edge * edge / inner:.6g}")
         self.values = (value, *self.values) if low else (*self.values, value)
