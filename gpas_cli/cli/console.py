@@ -1,6 +1,5 @@
 """Text and JSON output of commands, their questions, and what they show while they compute."""
 
-import gc
 import json
 import sys
 import textwrap
@@ -106,11 +105,6 @@ def confirm(question: str, yes: bool) -> None:
     if not typer.confirm(question, err=STATE.as_json):
         say("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)
-
-
-def collect_often() -> None:
-    """Collect garbage as often as Python does by default: a command that runs for long must not grow."""
-    gc.set_threshold(700, 10, 10)
 
 
 @contextmanager

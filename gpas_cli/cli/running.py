@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from gpas_cli.cli.console import STATE, collect_often, confirm, console, print_json, say, warn
+from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.options import SUMMARY_VARIABLE, RunOptions
 from gpas_cli.cli.selection import experiments, project, without_runs
 from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, render, render_shrunk
@@ -207,7 +207,6 @@ def _run(
         if not waits:
             return submitted, None
         with schedulers.stop_on_signals(run):
-            collect_often()
             return submitted, run.follow()
 
 

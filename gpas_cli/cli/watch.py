@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gpas_cli.cli.console import collect_often, console
+from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.companions import companions
@@ -20,7 +20,6 @@ def watch(draw: Callable[[], RenderableType]) -> None:
 
     A changed experiments file is read again; while it has mistakes, they are shown instead.
     """
-    collect_often()
     read = _changed()
     drawn: RenderableType | None = None
     with Live(console=console(), screen=True, auto_refresh=False) as live:

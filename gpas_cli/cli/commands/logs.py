@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import collect_often, say
+from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.log import CellLog
@@ -80,7 +80,6 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 
 
 def _follow(log: CellLog) -> None:
-    collect_often()
     while True:
         ended = cell_statuses(project().runs, [log.entry])[0].state in _ENDED
         for text in log.new_lines(whole=ended):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import collect_often, say
+from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Where, complete_grid
 from gpas_cli.cli.selection import experiments, observed, project
 from gpas_cli.cli.views.log import CellLog
@@ -153,7 +153,6 @@ def serve(
     os.nice(_NICENESS)
     with PageServer(page, port) as server:
         page.snapshot()
-        collect_often()
         _announce(server)
         try:
             server.serve_forever()
