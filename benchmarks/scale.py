@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 COMMANDS = {
-    "sync": ("sync",),
+    "sync": ("db", "sync"),
     "status": ("status",),
     "table": ("table",),
     "claims": ("claims",),
@@ -81,7 +81,7 @@ def measure(codes: dict[str, Path], place: Path, options: argparse.Namespace) ->
     grid = place / "grid"
     for name in codes:
         prepare(codes[name], place / name, f"--cells={options.cells}")
-        take("first sync", name, place / name, ("sync",))
+        take("first sync", name, place / name, ("db", "sync"))
         for words in COMMANDS.values():
             spent(codes[name], place / name, words)
     for _ in range(options.rounds):
@@ -90,9 +90,9 @@ def measure(codes: dict[str, Path], place: Path, options: argparse.Namespace) ->
                 take(row, name, place / name, words)
     for name in codes:
         prepare(codes[name], place / name, f"--new={options.new}")
-        take("sync of new", name, place / name, ("sync",))
+        take("sync of new", name, place / name, ("db", "sync"))
         prepare(codes[name], place / name, f"--events={options.events}")
-        take("sync of a long journal", name, place / name, ("sync",))
+        take("sync of a long journal", name, place / name, ("db", "sync"))
         shutil.rmtree(place / name)
     prepare(HERE, grid, f"--grid={options.plan}")
     for name in codes:

@@ -18,7 +18,7 @@ _EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe
 def main() -> None:
     """Run the console script."""
     # Cells are many objects without cycles: the default thresholds cost 15 % of a command on 10,000 cells. With higher
-    # ones than these a command that runs for long, such as `gpas serve`, grows by what it does not need any more.
+    # ones than these a command that runs for long, such as `gpas report --serve`, grows by what it no longer needs.
     gc.set_threshold(100_000, 5, 5)
     sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     try:

@@ -41,7 +41,7 @@ IN_WHEEL = {
     "laws": Brought(commands=("figure envelope", "figure convergence", "figure scaling")),
     "layers": Brought(settings=("importance", "layers")),
     "networks": Brought(settings=("network",), parts=("squad", "transformers"), commands=("evaluate",)),
-    "page": Brought(commands=("report", "serve")),
+    "page": Brought(commands=("report",)),
     "quantised": Brought(settings=("quantised",)),
     "theory": Brought(commands=("theory",), curves=("identity_bounds",)),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _SHARING = (
     "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
-    "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas trust DIR`"
+    "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas doctor --trust DIR`"
 )
 # What to do where nothing can be written or started.
 _REMEDIES = {

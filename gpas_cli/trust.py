@@ -11,8 +11,8 @@ experiments.yaml, the file itself, and every folder between them.
                sticky bit (/tmp) may be writable, because other users cannot replace files in it. An access list (ACL)
                that lets someone write counts as a group with members.
 
-A file that fails this check is executed nevertheless if it is in a trusted folder. `gpas trust FOLDER` adds folders to
-the user's list ($XDG_CONFIG_HOME/gpas/trusted, one folder per line); the environment variable GPAS_TRUSTED names
+A file that fails this check is executed nevertheless if it is in a trusted folder. `gpas doctor --trust FOLDER` adds
+one to the user's list ($XDG_CONFIG_HOME/gpas/trusted, one folder per line); the environment variable GPAS_TRUSTED names
 more, separated like PATH. A list that another user can write to is ignored.
 
 Shell completion never executes plugin files. Schemes of installed packages are always loaded, because installing a
@@ -64,7 +64,7 @@ def first_fault(paths: Iterable[Path], environ: Mapping[str, str] = os.environ) 
 
 def allowing(folder: Path) -> str:
     """Return the command that allows what is in a folder."""
-    return f"gpas trust {shlex.quote(str(folder))}"
+    return f"gpas doctor --trust {shlex.quote(str(folder))}"
 
 
 def _fault(path: Path) -> str:
@@ -157,7 +157,7 @@ def distrust(folder: Path) -> None:
     resolved = folder.expanduser().resolve()
     known = listed()
     if resolved not in known:
-        raise GpasError(f"{resolved} is not in {list_path()}; `gpas trust --list` shows the list")
+        raise GpasError(f"{resolved} is not in {list_path()}; `gpas doctor` shows the list")
     _write([other for other in known if other != resolved])
 
 

@@ -136,7 +136,9 @@ def run_main(words: Sequence[str]) -> int:
         patch.setattr(sys, "argv", ["gpas", *words])
         patch.setattr(sys.modules["__main__"], "__package__", None)  # otherwise the program is `python -m pytest`
         patch.setattr(gc, "freeze", lambda: None)  # with which `main` would spare what the command made
-        patch.setattr(os, "nice", lambda steps: 0)  # of `gpas serve`; the process of the tests would stay at it
+        patch.setattr(
+            os, "nice", lambda steps: 0
+        )  # of `gpas report --serve`; the process of the tests would stay at it
         # What each process makes once takes longer than many a command.
         patch.setattr(app, "make_app", _make_app)
         patch.setattr(app, "get_group", _get_group)

@@ -65,9 +65,9 @@ FORGED = [
     (judge.nothing_erased(SEEN, {"journal": SEEN["journal"]}), "LOST attempt: a file of an attempt was removed"),
     (judge.nothing_erased(SEEN, {**SEEN, "journal": "10 bytes, 3"}), "a file of an attempt was rewritten"),
     (judge.numbered_without_gaps(NAMES, [attempt(1), attempt(3)]), "LOST chaos/pre-s1: an attempt is missing"),
-    (judge.commands_behaved([Ended("gpas sync", 1, TRACEBACK, killed=True)]), "traceback"),
-    (judge.commands_behaved([Ended("gpas table", 0, "ok"), Ended("gpas sync", None, "")]), "never ended"),
-    (judge.commands_behaved([Ended("gpas sync", -11, "")]), "exit code -11"),
+    (judge.commands_behaved([Ended("gpas db sync", 1, TRACEBACK, killed=True)]), "traceback"),
+    (judge.commands_behaved([Ended("gpas table", 0, "ok"), Ended("gpas db sync", None, "")]), "never ended"),
+    (judge.commands_behaved([Ended("gpas db sync", -11, "")]), "exit code -11"),
     (judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"), "2.25"),
 ]
 LIVES = [life(1, 1.0, 3.0), life(2, 3.5, 9.0), life(1, 3.2, 5.0, OTHER), life(2, 1.0, 9.0, "c" * 16)]

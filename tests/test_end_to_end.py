@@ -82,7 +82,7 @@ def check_database(toy: Toy) -> None:
     toy("db", "rebuild", "--yes")
     assert toy("table", "--format", "json").out == before
     toy("db", "check")
-    synced = toy("sync", "--json").json
+    synced = toy("db", "sync", "--json").json
     assert (synced["attempts"], synced["events"], synced["problems"]) == (0, 0, [])  # the rebuild read everything
 
 

@@ -249,7 +249,7 @@ def test_mounts_that_cannot_be_listed_are_unknown(monkeypatch: pytest.MonkeyPatc
 
 __all__ = ["face"]
 CELL = ("small", "--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
-COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("logs", "pre-s1"))
+COMMANDS = (("retry", "--done", *CELL, "--yes"), ("db", "sync"), ("status", "small"), ("logs", "pre-s1"))
 THEIRS = b"alias ll='ls -l'\n"
 
 
@@ -270,7 +270,7 @@ PLANTED: dict[str, Callable[[Path, Path], None]] = {
 @pytest.mark.parametrize("what", PLANTED)
 def test_whatever_a_run_writes_is_not_followed(face: Face, tmp_path: Path, what: str) -> None:
     face("run", *CELL, "--yes")
-    face("sync")
+    face("db", "sync")
     written = [path for path in (*face.runs.rglob("*"), face.folder / "gpas.db") if path.is_file()]
     assert {".lock", "cpu-0.lock", ".project.json", "alive.lock", "log.txt", "journal.jsonl",
             "gpas.db"} <= {path.name for path in written}  # fmt: skip
@@ -308,7 +308,7 @@ def test_a_job_follows_no_link_in_the_place_of_what_it_writes(trained: Toy, tmp_
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [(".lock", ("run", *CELL, "--yes")), ("slot", ("run", *CELL, "--yes")), ("../gpas.db", ("sync",))],
+    [(".lock", ("run", *CELL, "--yes")), ("slot", ("run", *CELL, "--yes")), ("../gpas.db", ("db", "sync"))],
 )  # fmt: skip
 def test_a_command_names_the_link_and_starts_nothing(face: Face, place: str, words: tuple[str, ...]) -> None:
     face("run", "small", "--where", "norm=post", "--where", "gate=none", "--where", "seed=1", "--yes")
@@ -324,27 +324,29 @@ def test_a_command_names_the_link_and_starts_nothing(face: Face, place: str, wor
 
 def test_a_database_may_be_a_link_to_a_database_of_gpas_alone(face: Face, tmp_path: Path) -> None:
     face("run", *CELL, "--yes")
-    face("sync")
+    face("db", "sync")
     (face.folder / "gpas.db").rename(tmp_path / "fast.db")
     (face.folder / "gpas.db").symlink_to(tmp_path / "fast.db")
     assert "1 done" in face("status", "small").out
-    face("rerun", *CELL, "--yes")
-    face("sync")
+    face("retry", "--done", *CELL, "--yes")
+    face("db", "sync")
     (face.folder / "gpas.db").unlink()
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE bookmarks (url)")
     theirs = (tmp_path / "other.db").read_bytes()
     (face.folder / "gpas.db").symlink_to(tmp_path / "other.db")
-    assert "which is no database of gpas; gpas creates nothing through a link" in face("sync", expect=Exit.USAGE).err
+    assert (
+        "which is no database of gpas; gpas creates nothing through a link" in face("db", "sync", expect=Exit.USAGE).err
+    )
     assert (tmp_path / "other.db").read_bytes() == theirs
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
 def test_sqlite_follows_no_link_beside_the_database(face: Face, tmp_path: Path, suffix: str) -> None:
     face("run", *CELL, "--yes")
-    face("sync")
+    face("db", "sync")
     (face.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
     (face.folder / f"gpas.db{suffix}").symlink_to(tmp_path / "target")
-    face("rerun", *CELL, "--yes", expect=None)
-    face("sync", expect=None)
+    face("retry", "--done", *CELL, "--yes", expect=None)
+    face("db", "sync", expect=None)
     assert not (tmp_path / "target").exists()

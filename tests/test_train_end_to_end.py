@@ -48,7 +48,7 @@ def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy, monkeyp
 @pytest.mark.release
 def test_a_cell_that_is_run_again_starts_at_the_first_update(trained: Toy, tmp_path: Path) -> None:
     toy = trained.copied(tmp_path / "toy")
-    toy("rerun", "pre-s1", "--yes")
+    toy("retry", "--done", "pre-s1", "--yes")
     key = toy.entry("pre-s1").key
     first, second = (path for path in toy.attempts() if path.parent.name == key)
     journals = [(path / "journal.jsonl").read_text().splitlines() for path in (first, second)]

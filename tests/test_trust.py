@@ -88,7 +88,7 @@ def test_files_of_others_are_not_run(config: Path, tmp_path: Path, part: str, mo
     message = refusal(config)
     assert "experiments.yaml:2:11: plugins: schemes/mine.py was not executed" in message
     assert f"{path} belongs to user {STRANGER}" in message
-    assert f"`gpas trust {config.parent}`" in message
+    assert f"`gpas doctor --trust {config.parent}`" in message
     assert not (tmp_path / "trace").exists()
 
 
@@ -128,7 +128,7 @@ def test_a_plugin_outside_the_project_is_checked_with_its_folder(config: Path, t
     config.write_text(EXPERIMENTS.replace("schemes/mine.py", "../elsewhere/mine.py"))
     config.chmod(0o644)
     other.chmod(0o777)
-    assert f"then allow it with `gpas trust {other}`" in refusal(config)
+    assert f"then allow it with `gpas doctor --trust {other}`" in refusal(config)
     trust.trust(other)
     assert len(names(config)) == 4
 
@@ -141,7 +141,7 @@ def test_a_trusted_folder_is_trusted_until_it_is_removed(config: Path) -> None:
     assert len(names(config)) == 4
     trust.distrust(config.parent)
     assert "is writable by every user" in refusal(config)
-    with pytest.raises(GpasError, match="gpas trust --list"):
+    with pytest.raises(GpasError, match="gpas doctor --trust --list"):
         trust.distrust(config.parent)
     with pytest.raises(GpasError, match="is not a folder"):
         trust.trust(config)
@@ -291,7 +291,7 @@ def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
 def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
     toy = Secretive(tmp_path / "project")
     toy.url = FORMS["port"]
-    done = toy("sync", expect=2)
+    done = toy("db", "sync", expect=2)
     assert done.out == ""
     assert done.err.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
     assert done.err.count("\n") == 1
@@ -348,7 +348,7 @@ def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeyp
     toy = Private(tmp_path / "project", gates="none")
     toy("run", "grid")
     fake_jobs(monkeypatch)
-    toy("rerun", "pre-s1", "--yes")
+    toy("retry", "--done", "pre-s1", "--yes")
     commands = (
         *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
         *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("logs", "pre-s1"), ("status", "--watch", "small")),

@@ -120,39 +120,36 @@ _REPORTING = ("plan", "table", "why", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
-    "Run": {
-        "init": "Write experiments.yaml with a grid that trains in minutes, and a .gitignore for results.",
-        "plan": "Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.",
-        "bench": "Measure the speed and memory of a grid's cells on this machine, with synthetic text.",
-        "run": "Run cells: `gpas run GRID` means `gpas run grid GRID`.",
-        "train": "Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.",
-        "cancel": "Cancel queued and running cells, or all cells of a grid.",
-        "retry": "Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.",
-        "rerun": "Run cells that have a result again, as a new attempt.",
-        "forget": "Retire results: tables no longer show them, `gpas run` runs these cells again. Nothing is erased.",
+    "Every day": {
+        "init": "Write an experiments.yaml whose grid trains in minutes.",
+        "plan": "Show what a grid would run, and its cost. Nothing changes.",
+        "run": "Run the cells of a grid that have no result.",
+        "status": "Show the state of every cell; --watch follows them.",
+        "logs": "Print the log of a cell, of all its attempts.",
+        "cancel": "Cancel queued and running cells.",
+        "retry": "Run failed cells again; with --done, cells with a result.",
+        "table": "Print a grid's table; --paper adds the published numbers.",
+        "why": "Show where a number comes from: runs, code, text, paper.",
     },
-    "Inspect": {
-        "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",
-        "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
-        "explain": "Print the equation of every layer of a cell, its initialisation and its whole configuration.",
+    "More to run": {
+        "train": "Train one cell in the foreground, as it is or varied.",
+        "bench": "Measure the speed and memory of a grid's cells.",
+        "forget": "Retire results, so that their cells run again.",
     },
-    "Results": {
-        "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
-        "why": "Show where a number comes from.",
-        "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
+    "More to read": {
+        "explain": "Show what a cell is: its equations and whole configuration.",
+        "diff": "Show how two cells differ: settings, numbers, curves, code.",
     },
-    "Data": {"data": "Prepare, list and check tokenised text; import tasks."},
-    "Maintain": {
-        "sync": "Read new journal events from run directories into the database. Other commands do so automatically.",
-        "db": "Upgrade, check, rebuild, back up or merge results databases.",
-        "gc": "Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.",
-        "doctor": "Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.",
-        "trust": "Allow plugins and jobs in folders that another user owns or can write to.",
+    "Data and disks": {
+        "data": "Prepare, list and check tokenised text; import tasks.",
+        "db": "Read new results; check, rebuild, merge the database.",
+        "gc": "Show what each grid occupies; --delete frees checkpoints.",
+        "doctor": "Check this machine and this project.",
     },
 }
 
 # Command -> its module, if that has another name.
-TOGETHER = {**dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"), "train": "run", "sync": "db"}
+TOGETHER = {**dict.fromkeys(("cancel", "retry", "forget"), "cells"), "train": "run"}
 _ENGINE = {
     name: Command(heading, f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}", about, name in _REPORTING)
     for heading, names in COMMANDS.items()
@@ -161,8 +158,9 @@ _ENGINE = {
 # The name of a command in other programs -> its name here.
 _OTHER_NAMES = {
     "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
-    "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain", "plot": "figure",
-    "prepare": "data prepare", "import-task": "data import-task",
+    "rerun": "retry --done", "serve": "report --serve", "sync": "db sync", "trust": "doctor --trust",
+    "top": "status --watch", "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain",
+    "plot": "figure", "prepare": "data prepare", "import-task": "data import-task",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What the commands that run cells share: the plan, the question, the run and its outcome, in text and as JSON.
 
-`gpas run grid`, `train`, `retry` and `rerun` print the same document, run the same --notify command and exit with the
+`gpas run grid`, `train` and `retry` print the same document, run the same --notify command and exit with the
 same codes; the smoke test of --shrink is planned by `gpas plan` and run by `gpas run grid`.
 """
 
@@ -278,7 +278,7 @@ class _RunCellJson(Document):
 
 
 class RunJson(DocumentJson):
-    """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
+    """`gpas run grid --json`, train and retry; also what the command of --notify reads.
 
     Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
     """

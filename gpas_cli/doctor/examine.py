@@ -25,6 +25,7 @@ from gpas_cli.schedule.scheduler import Finding, scheduler_named
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.view import scheduler_names
+from gpas_cli.trust import trusted_folders
 from gpas_cli.words import byte_size, count, listed
 
 _MIN_FREE_BYTES = 2e9
@@ -42,6 +43,7 @@ def examine(project: Project, *, nodes: bool = False, check: Check | None = None
     yield _gpus()
     yield _compiler()
     yield from _schedulers(project, nodes)
+    yield from (Finding("trusted", "ok", str(folder)) for folder in trusted_folders())
     yield from _experiments(project, check)
     yield _disk(project)
     yield from _files(project)

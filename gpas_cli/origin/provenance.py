@@ -102,7 +102,7 @@ def trace_number(engine: Engine, runs: Path, key: str, catalogue: Catalogue | No
     forgotten = _forgotten(runs, key)
     tries = query.attempts(engine, key)
     if stage is None or not (tries or forgotten):
-        raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas sync` ingests new ones")
+        raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas db sync` ingests new ones")
     last = _read(AttemptDir(forgotten[-1].directory).read_attempt) if forgotten and not tries else None
     # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)

@@ -60,7 +60,9 @@ def _inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Ite
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
             if not _written_after(attempt.attempt_path, since):
-                yield _Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
+                yield _Defect(
+                    f"{attempt.relative} is not in the database", "`gpas db sync` ingests it or prints why not"
+                )
             continue
         try:
             yield from _journal(attempt, dict(row), since)
@@ -81,7 +83,7 @@ def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Itera
     if found.offset > row["journal_offset"]:
         left = found.offset - row["journal_offset"]
         if not _written_after(attempt.journal_path, since):
-            yield _Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas sync`")
+            yield _Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas db sync`")
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
         numbers = f"the journal has {found.events} events, the database {row['journal_events']}"
         yield _Defect(f"{attempt.relative}: {numbers}", rebuild)

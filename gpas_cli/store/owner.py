@@ -108,7 +108,7 @@ def _refuse(engine: Engine, before: _Owner | None, own: _Owner) -> None:
         "name another database with GPAS_DB: each project needs its own"
         if on_server
         else "name another database with GPAS_DB or, if that project no longer exists, move the file away: "
-        "`gpas sync` makes a new one"
+        "`gpas db sync` makes a new one"
     )
     other = f"of another project, {before.host}:{before.runs}, not those of {own.runs}"
     if before.runs == own.runs:

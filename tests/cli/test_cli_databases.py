@@ -58,7 +58,7 @@ READERS = {
     "report": ["small scored -o report.html"],
     "why": ["small/pre-s1", "small/post-s2", "'small[pre+gpas,toy]'", "scored/pre", "UNDECLARED"],
     "diff": ["small/pre-s1 small/pre-gpas-s1"],
-    "sync": [""],
+    "db sync": [""],
     "gc": [""],
     "db check": [""],
     "db upgrade": [""],
@@ -66,8 +66,8 @@ READERS = {
 }
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
-    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "doctor"),
-    *("cancel", "retry", "rerun", "forget", "figure convergence"),  # the last needs 400 updates or more
+    *("init", "bench", "train", "explain", "evaluate", "export", "doctor"),
+    *("cancel", "retry", "forget", "figure convergence"),  # the last needs 400 updates or more
     *("theory bounds", "theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }

@@ -16,14 +16,14 @@ CHECKS = ("doctor", "db check", "data check")
 
 def test_a_check_without_findings_exits_with_0(face: Face) -> None:
     face.ended("pre-s1", "done", 4.5)
-    face("sync")
+    face("db", "sync")
     for command in CHECKS:
         face(*command.split(), expect=Exit.DONE)
 
 
 def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.ended("pre-s1", "done", 4.5)
-    face("sync")
+    face("db", "sync")
     made = face.ended("pre-s2", "done", 4.5)  # which the database does not have yet
     assert "agrees" in face("db", "check").out  # it reads what jobs have added first
     shutil.rmtree(made.path)

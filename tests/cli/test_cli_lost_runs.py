@@ -11,7 +11,7 @@ REMARK = "the database knows 1 stage whose run directories are not in"
 @pytest.fixture
 def done(face: Face) -> Face:
     face.ended("pre-s1", "done", 12.0)
-    face("sync")
+    face("db", "sync")
     return face
 
 
@@ -31,7 +31,7 @@ def test_nothing_is_trained_again_without_the_folder(done: Face) -> None:
 
 def test_a_table_remarks_one_folder_that_is_gone(done: Face) -> None:
     gone = done.ended("pre-s2", "done", 13.0)
-    done("sync")
+    done("db", "sync")
     shutil.rmtree(gone.path.parent)
     assert REMARK in done("table").err
 

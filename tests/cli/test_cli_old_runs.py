@@ -40,7 +40,7 @@ def test_status_and_table(old: Face) -> None:
 
 
 def test_sync_reads_every_event_and_the_doctor_finds_no_damage(old: Face) -> None:
-    assert old("sync", "--json").json["events"] == 27 + 22 + 23 + 21 + 22 + 9
+    assert old("db", "sync", "--json").json["events"] == 27 + 22 + 23 + 21 + 22 + 9
     assert "damaged" not in old("db", "check", expect=None).out
 
 

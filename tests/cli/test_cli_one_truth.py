@@ -28,7 +28,7 @@ def test_a_removed_run_directory_counts_nowhere(project: Face) -> None:
     assert "1/2 seeds" in said
     note = "not shown, because the run directories are gone: the numbers of gpas-s1; restore the directories, or run"
     assert note in said
-    assert project("sync", "--json").json["gone"] == 0  # `table` has noticed it
+    assert project("db", "sync", "--json").json["gone"] == 0  # `table` has noticed it
     assert note in project("table", "--format", "markdown").out
     why = project("why", "gpas-s1").out
     assert "its run directory is gone" in why
@@ -41,9 +41,9 @@ def test_a_removed_run_directory_counts_nowhere(project: Face) -> None:
 
 def test_sync_reports_removed_run_directories(project: Face) -> None:
     made = project.train_all()
-    project("sync")
+    project("db", "sync")
     shutil.rmtree(made["gpas-s1"].path.parent)
-    assert "1 run directory is gone: their" in project("sync").out
+    assert "1 run directory is gone: their" in project("db", "sync").out
     project("db", "rebuild", "--yes")
     assert "not shown" not in project("table", "--format", "markdown").out
 
@@ -80,5 +80,5 @@ def test_special_files_do_not_block_commands(project: Face) -> None:
     assert "not a regular file" in project("logs", cell.name, expect=2).err
     os.mkfifo(attempt.journal_path)
     assert states(project)[cell.name] == "unknown"
-    assert f"{attempt.journal_path}: not a regular file" in project("sync").out
-    assert "`gpas sync` ingests it or prints why not" in project("db", "check", expect=4).out
+    assert f"{attempt.journal_path}: not a regular file" in project("db", "sync").out
+    assert "`gpas db sync` ingests it or prints why not" in project("db", "check", expect=4).out

@@ -50,7 +50,7 @@ def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -
     cells = project.cells()
     for i, cell in enumerate(cells[:3]):
         project.trained(cell, 101.0 + i)
-    run(project, "sync")
+    run(project, "db", "sync")
     project.trained(cells[3], 104.0)
     become_a_colleague(project)
     said = run(project, "table", "--format", "markdown")

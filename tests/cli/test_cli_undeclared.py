@@ -60,7 +60,7 @@ def test_a_key_draws_its_curves(project: Face) -> None:
 
 
 def test_a_key_that_only_the_database_has_is_explained(project: Face) -> None:
-    project("sync")
+    project("db", "sync")
     key = project.old["gpas-s1"]
     shutil.rmtree(stage_dir(project.runs, key))
     why = project("why", key[:8]).out

@@ -140,7 +140,7 @@ def test_missing_runs_are_named_with_the_command_that_runs_them() -> None:
             (state, "gpas retry demo/71m-pre-gpas-1 demo/71m-pre-gpas-2")
             for state in ("failed", "cancelled", "unknown")
         ),
-        ("done", "gpas sync"),
+        ("done", "gpas db sync"),
         ("queued", ""),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_run_that_was_not_finite_at_once_is_no_evidence() -> None:
     found = verdict(numbers, about)
     assert (found.verdict, found.parts[0].diverged) == (UNDECIDED, 0)
     assert [status.state for status in found.missing] == ["not finite"]
-    assert found.command == f"gpas rerun {found.missing[0].entry.id}"
+    assert found.command == f"gpas retry --done {found.missing[0].entry.id}"
     assert verdict({**numbers, ("pre", "none"): (30.0,)}).parts[0].effect is None
 
 

@@ -154,7 +154,7 @@ def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
             "the journal has 28 events, the database 1",
         ),
         ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
-         "bytes are not yet ingested; run `gpas sync`"),
+         "bytes are not yet ingested; run `gpas db sync`"),
         (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, from before 0003"),
         ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
     ],
@@ -198,7 +198,7 @@ def test_directories_without_rows_and_rows_without_directories(connect: Connect,
     life.whole("00" * 8)
     findings = [str(finding) for finding in check(url, life.runs)]
     assert len(findings) == 2
-    assert findings[0].startswith(f"00/{'00' * 8}/001 is not in the database; `gpas sync`")
+    assert findings[0].startswith(f"00/{'00' * 8}/001 is not in the database; `gpas db sync`")
     assert findings[1].startswith(f"fe/{OTHER}/001 is in the database but not in")
 
 

@@ -228,7 +228,7 @@ def test_a_copy_that_others_can_change_is_refused(
     copy = snapshot(project / "runs", package).path
     path = copy if part == "the copy" else copy / part if "gpas" in part else project / part
     path.chmod(path.stat().st_mode | 0o002)
-    with pytest.raises(GpasError, match=f"^{path} is writable by every user, .* `gpas trust {project}`"):
+    with pytest.raises(GpasError, match=f"^{path} is writable by every user, .* `gpas doctor --trust {project}`"):
         snapshot(project / "runs", package, project)
     trust.trust(project)
     assert snapshot(project / "runs", package, project).path == copy
@@ -240,7 +240,7 @@ def test_run_directories_elsewhere_are_checked_without_the_project(tmp_path: Pat
     project.chmod(0o777)
     assert snapshot(tmp_path / "runs", package, project)
     (tmp_path / "runs").chmod(0o777)
-    with pytest.raises(GpasError, match=f"`gpas trust {tmp_path / 'runs'}`"):
+    with pytest.raises(GpasError, match=f"`gpas doctor --trust {tmp_path / 'runs'}`"):
         snapshot(tmp_path / "runs", package, project)
 
 

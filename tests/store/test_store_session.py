@@ -125,7 +125,7 @@ def test_a_damaged_url_is_no_file_and_is_not_shown(
     (tmp_path / "experiments.yaml").write_text("version: 1\ngrids: {}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPAS_DB", damaged)
-    for words in (["sync"], ["db", "check"], ["db", "rebuild", "--yes"], ["db", "backup"]):
+    for words in (["db", "sync"], ["db", "check"], ["db", "rebuild", "--yes"], ["db", "backup"]):
         monkeypatch.setattr(sys, "argv", ["gpas", *words])
         with pytest.raises(SystemExit) as ended:
             main()

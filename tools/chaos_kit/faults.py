@@ -223,7 +223,7 @@ def give(field: Field, step: Step) -> Hit:
         "cancel": ("cancel", cell, "--yes"),
         "status": ("status", "--all"),
         "table": ("table", choose(("chaos", "layers", "pair"), step.draws[0]), "--paper"),
-        "sync": ("sync",),
+        "sync": ("db", "sync"),
         "watch": ("status", "--watch"),
         "db-check": ("db", "check"),
     }[step.kind]

@@ -217,7 +217,7 @@ class Round:
     def _database(self) -> Iterator[Violation]:
         """Compare the database with the run directories, and with a database rebuilt from them."""
         project = self.project
-        project("sync")
+        project("db", "sync")
         checked = project("db", "check", expect=None)
         if checked.code:
             yield Violation("wrong", "`gpas db check` complains", "the database", checked.out + checked.err)

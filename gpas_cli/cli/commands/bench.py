@@ -54,12 +54,12 @@ def bench(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the speed and memory of a grid's cells on this machine, with synthetic text.
+    """Measure the speed and memory of a grid's cells.
 
-    Measures one cell of each shape (size, rows, batch, precision) on one slot and trains nothing; `gpas plan` bases its
-    estimates on the result. For a cell that asks for several GPUs, one process is measured with its share of the rows,
-    without communication. Without a GPU, only as many rows of an update are computed as fit into the time. A
-    measurement that would take far longer, or more memory than is free, is refused.
+    Measures one cell of each shape (size, rows, batch, precision) on one slot with synthetic text, and trains nothing;
+    `gpas plan` bases its estimates on the result. For a cell that asks for several GPUs, one process is
+    measured with its share of the rows, without communication. Without a GPU, only as many rows of an update are
+    computed as fit into the time. A measurement that would take far longer, or more memory than is free, is refused.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """

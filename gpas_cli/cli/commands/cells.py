@@ -1,4 +1,4 @@
-"""`gpas cancel`, `retry`, `rerun` and `forget`: stop cells, run them again, or retire their results."""
+"""`gpas cancel`, `retry` and `forget`: stop cells, run them again, or retire their results."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class CancelledJson(DocumentJson):
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Cancel queued and running cells, or all cells of a grid.
+    """Cancel queued and running cells.
 
     A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels a
     running cell, or more than three.
@@ -105,25 +105,38 @@ def retry(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Resources of these jobs: resources.mem=64G; repeatable."),
     ] = None,
+    done: Annotated[bool, typer.Option("--done", help="Run cells that have a result, from the first update.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw a --done that has not run; the result stays.")] = False,
     dry_run: DryRun = False,
     *,
     options: RunOptions,
 ) -> None:
-    """Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.
+    """Run failed cells again; with --done, cells with a result.
+
+    Failed and cancelled cells resume from their last checkpoint if there is one. Attempts are kept.
 
     By default, runs every failed or cancelled cell. Cells blocked by these failures run too.
 
-    Example: [bold]gpas retry pre-gpas-s1[/bold]
+    With --done, tables show the old number until the new attempt has a result, and `gpas why` shows both. If the
+    command is killed, the request remains and `gpas run grid` runs these cells.
 
     Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
+
+    Example: [bold]gpas retry quickstart --done --where norm=lns[/bold]
     """
+    if undo:
+        _undo(chosen_cells(cells, where))
+        finish(RunSummary())
+    if done:
+        _run_again(chosen_cells(cells, where), settings or [], options, dry_run)
+        return
     asked = cells_or_grids(cells, where)
     states = cell_statuses(project().runs, asked)
     chosen = [state.entry for state in states if state.state in RETRIED]
     if not chosen and cells:
         states_text = listed([f"{state.entry.id} is {state.state}" for state in states], 4)
         ended = any(state.state in RESULTS for state in states)
-        more = "`gpas rerun` trains one with a result again" if ended else "`gpas run grid` runs what is missing"
+        more = "--done trains one with a result again" if ended else "`gpas run grid` runs what is missing"
         raise GpasError(f"nothing to retry: {states_text}; {more}")
     if not chosen:
         say("No cell failed or was cancelled.")
@@ -143,30 +156,8 @@ def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
     return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]
 
 
-@with_grouped_options
-def rerun(
-    words: CellsOrGrids = None,
-    where: Where = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request and keep the earlier result.")] = False,
-    dry_run: DryRun = False,
-    *,
-    options: RunOptions,
-) -> None:
-    """Run cells that have a result again, as a new attempt.
-
-    Training starts at the first update. Nothing is erased: tables show the old number until the new attempt has a
-    result, and `gpas why` shows both.
-
-    If this command is killed, the request remains and `gpas run grid` runs these cells.
-
-    Example: [bold]gpas rerun pre-gpas-s1[/bold]
-
-    Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
-    """
-    states = cell_statuses(project().runs, chosen_cells(words, where))
-    if undo:
-        _undo([state.entry for state in states])
-        finish(RunSummary())
+def _run_again(asked: list[Entry], settings: Sequence[str], options: RunOptions, dry_run: bool) -> None:
+    states = cell_statuses(project().runs, asked)
     chosen = [state for state in states if state.state in RESULTS]
     if not chosen:
         states_text = listed([f"{state.entry.id} is {state.state}" for state in states], _NAMED)
@@ -178,8 +169,9 @@ def rerun(
         say(f"{count(len(chosen), 'cell')} would run again")
         finish(RunSummary())
     confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
-    run_again(project().runs, stage_keys([state.entry for state in chosen]))
-    run_entries([state.entry for state in chosen], options)
+    again = with_resources([state.entry for state in chosen], settings)
+    run_again(project().runs, stage_keys(again))
+    run_entries(again, options)
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:
@@ -194,7 +186,7 @@ def _print_results(states: Sequence[CellStatus]) -> None:
 def _undo(entries: Sequence[Entry]) -> None:
     withdrawn = run_no_more(project().runs, stage_keys(entries))
     if not withdrawn:
-        raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
+        raise GpasError("nothing to withdraw: no --done of these cells waits; `gpas cancel` stops a running one")
     kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
     for name in kept:
         say(f"{name}: keeps its earlier result")
@@ -225,7 +217,9 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Retire results: tables no longer show them, `gpas run` runs these cells again. Nothing is erased.
+    """Retire results, so that their cells run again.
+
+    Tables no longer show them, and `gpas run` runs these cells again. Nothing is erased.
 
     All attempts of the stage are set aside in the run directory, so that nothing resumes from them. Stages that build
     on a forgotten one are forgotten too, in every cell that shares it.

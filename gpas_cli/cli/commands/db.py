@@ -1,4 +1,4 @@
-"""`gpas db` and `gpas sync`: maintain the results database, which can always be rebuilt from the run directories."""
+"""`gpas db`: maintain the results database, which can always be rebuilt from the run directories."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ def _names(stages: Sequence[MergedStage]) -> str:
     return listed([stage.name for stage in stages], _NAMED)
 
 
-app = typer.Typer(help="Upgrade, check, rebuild, back up or merge results databases.", no_args_is_help=True)
+app = typer.Typer(help="Read new results; check, rebuild, merge the database.", no_args_is_help=True)
 
 
 class CheckedDatabaseJson(DocumentJson):
@@ -180,7 +180,7 @@ def merge(
 
 
 class SyncedJson(DocumentJson):
-    """`gpas sync --json`."""
+    """`gpas db sync --json`."""
 
     attempts: Annotated[int, "attempts that changed"]
     events: int
@@ -189,10 +189,11 @@ class SyncedJson(DocumentJson):
     problems: Sequence[str]
 
 
+@app.command()
 def sync(as_json: AsJson = False) -> None:
     """Read new journal events from run directories into the database. Other commands do so automatically.
 
-    Example: [bold]gpas sync[/bold]
+    Example: [bold]gpas db sync[/bold]
     """
     here = project()
     engine = connect(here.database)

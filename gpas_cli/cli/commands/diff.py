@@ -58,7 +58,7 @@ def diff(
     with_code: Annotated[bool, typer.Option("--code", help="Print the lines of the code that differ.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two cells: settings, final numbers, curves (where they first differ), code and environment.
+    """Show how two cells differ: settings, numbers, curves, code.
 
     NAME@2 is the second attempt at the last stage of a cell that has attempts. With --in, B is a cell of another
     project, by default the one with the same name.

@@ -1,12 +1,14 @@
 """`gpas doctor`: check this machine and this project."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from gpas_cli import trust as trusted
 from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import AsJson
 from gpas_cli.doctor.examine import examine
@@ -29,14 +31,34 @@ def doctor(
     nodes: Annotated[
         bool, typer.Option("--nodes", help="Also check a compute node, with a SLURM job of a few seconds.")
     ] = False,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option("--trust", metavar="FOLDER", help="Allow plugins and jobs in a folder that others can write to."),
+    ] = None,
+    distrust: Annotated[
+        list[Path] | None, typer.Option("--distrust", metavar="FOLDER", help="Withdraw a --trust.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
+    """Check this machine and this project.
+
+    Checks Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.
 
     Each problem is printed with its remedy. Exit code 4 if there is a problem.
 
+    A plugin, and the copy of the code that jobs run, are Python with your permissions: read them before --trust.
+
     Example: [bold]gpas doctor[/bold]
+
+    Example: [bold]gpas doctor --trust /shared/project[/bold]
     """
+    for folder in trust or ():
+        trusted.trust(folder)
+    for folder in distrust or ():
+        trusted.distrust(folder)
+    if trust or distrust:
+        say(f"Wrote {trusted.list_path()}.")
+        return
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=report_problems))
     if as_json:

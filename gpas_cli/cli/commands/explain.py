@@ -69,7 +69,7 @@ class ExplainedJson(DocumentJson):
 
 
 def explain(cells: Cells, as_json: AsJson = False) -> None:
-    """Print the equation of every layer of a cell, its initialisation and its whole configuration.
+    """Show what a cell is: its equations and whole configuration.
 
     In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
 

@@ -46,7 +46,9 @@ def gc(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.
+    """Show what each grid occupies; --delete frees checkpoints.
+
+    Without --delete nothing is deleted.
 
     The default rule, superseded, selects all but the last checkpoint of stages with a result, and all checkpoints of
     diverged and forgotten runs. finished selects the last one too, unless a declared stage without a result builds on

@@ -20,7 +20,9 @@ def init(
     papers: Annotated[bool, typer.Option("--papers", help="Declare the experiments of the papers, too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing experiments.yaml.")] = False,
 ) -> None:
-    """Write experiments.yaml with a grid that trains in minutes, and a .gitignore for results.
+    """Write an experiments.yaml whose grid trains in minutes.
+
+    Also writes a .gitignore for results.
 
     With --papers, the file declares the grids of the papers, too, at full size and in minutes. The BERT-large in which
     The Curse of Depth removes layers is not among them.

@@ -43,7 +43,7 @@ def logs(
     ] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.
+    """Print the log of a cell, of all its attempts.
 
     Lines that begin with | are the output of the process. Each attempt has its own heading; a job that tokenised the
     text comes first.

@@ -41,7 +41,7 @@ def plan(
     shrunk: Shrink = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.
+    """Show what a grid would run, and its cost. Nothing changes.
 
     With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
     with --price, also the cost. With --shrink, shows the smoke test that `gpas run grid --shrink` would run.

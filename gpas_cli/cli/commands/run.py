@@ -23,7 +23,9 @@ from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
 
 app = typer.Typer(
-    help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=shared.WithUsual, no_args_is_help=True
+    help="Run the cells of a grid that have no result.\n\n`gpas run GRID` means `gpas run grid GRID`.",
+    cls=shared.WithUsual,
+    no_args_is_help=True,
 )
 
 _PROFILED_UPDATES = 5
@@ -112,7 +114,9 @@ def train(
     notify: shared.Notify = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.
+    """Train one cell in the foreground, as it is or varied.
+
+    It is recorded like any run: `gpas status` and `gpas table` show it.
 
     Resumes from the last checkpoint if there is one, even after a failure, and runs prerequisites first. Ctrl-C saves a
     checkpoint and exits; a second Ctrl-C kills the job. Refuses a cell that has a result or is running elsewhere.

@@ -129,7 +129,9 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
+    """Show the state of every cell; --watch follows them.
+
+    A cell is missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
 
     Without names, prints a summary of every grid that has been started and the cells that are running, queued or
     failed. With names or --all, lists every cell. Changes nothing.

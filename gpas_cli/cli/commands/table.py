@@ -97,7 +97,9 @@ def table(
     form: _Format = "rich",
     as_json: AsJson = False,
 ) -> None:
-    """Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.
+    """Print a grid's table; --paper adds the published numbers.
+
+    Each cell is the mean and deviation over seeds, with the difference from the base; best and second best are marked.
 
     A cell without a result shows its progress. Differences, in parentheses, are means of paired differences over seeds
     with half their 95 % interval. With --missing: exit code 3 if a cell has no number.

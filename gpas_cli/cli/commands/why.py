@@ -92,7 +92,7 @@ def why(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show where a number comes from.
+    """Show where a number comes from: runs, code, text, paper.
 
     For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a
     paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
@@ -207,7 +207,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
     retry = attempt.retry
     lines = {
-        "no result": "it died in its first tenth; `gpas rerun` trains it again" if name != seen.state else "",
+        "no result": "it died in its first tenth; `gpas retry --done` trains it again" if name != seen.state else "",
         "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
         "when": f"{_when(facts['started'] or facts['created'])} to {_when(facts['ended'])}",

@@ -147,7 +147,10 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
     yield "make again", f"{shlex.join(origin.command)}   # in an empty project{also}"
     if any(seed.result for seed in origin.seeds):
-        yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   # in this project"
+        yield (
+            "",
+            f"{shlex.join(['gpas', 'retry', '--done', *(seed.entry.id for seed in origin.seeds)])}   # in this project",
+        )
     for code in origin.codes:
         ways = [f"PYTHONPATH={shlex.quote(str(code.snapshot))} before the command"] if code.snapshot else []
         ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []

@@ -8,7 +8,7 @@ EXTENSION = Extension(
     name="campaigns",
     requires=("claims", "figures"),
     commands={
-        "run claims": Command("Run", f"{_PLACE}.run_claims", shows_results=True),
-        "run tuned": Command("Run", f"{_PLACE}.run_tuned"),
+        "run claims": Command("Every day", f"{_PLACE}.run_claims", shows_results=True),
+        "run tuned": Command("Every day", f"{_PLACE}.run_tuned"),
     },
 )

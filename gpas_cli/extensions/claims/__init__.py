@@ -13,11 +13,11 @@ frame       `gpas_cli.results.claims`
 from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.claims"
-_ABOUT = "Say for each claim whether the results support or contradict it, or leave it undecided."
+_ABOUT = "Judge each claim, published or your own, by your results."
 
 EXTENSION = Extension(
     name="claims",
-    commands={"claims": Command("Results", f"{_PLACE}.command", _ABOUT, shows_results=True)},
+    commands={"claims": Command("Every day", f"{_PLACE}.command", _ABOUT, shows_results=True)},
     checks={"claims": f"{_PLACE}.declared:paper_claims"},
     problems=(f"{_PLACE}.checks:problems",),
     frames={"claims": f"{_PLACE}.frame:claims"},

@@ -51,7 +51,7 @@ def claims(
     tuned: Tuned = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each claim whether the results support or contradict it, or leave it undecided.
+    """Judge each claim, published or your own, by your results.
 
     Declare your claims in experiments.yaml under `claims`; the papers' claims are built in.
 

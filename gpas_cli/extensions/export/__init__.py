@@ -12,10 +12,10 @@ contribution  the record of a cell that others may show in the tables of a paper
 
 from gpas_cli.extension import Command, Extension
 
-_ABOUT = "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper."
+_ABOUT = "Write a cell for transformers, or the evidence of tables."
 
 EXTENSION = Extension(
     name="export",
     requires=("contributions",),
-    commands={"export": Command("Results", "gpas_cli.extensions.export.command", _ABOUT, shows_results=True)},
+    commands={"export": Command("More to read", "gpas_cli.extensions.export.command", _ABOUT, shows_results=True)},
 )

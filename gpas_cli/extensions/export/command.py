@@ -94,7 +94,7 @@ def export(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.
+    """Write a cell for transformers, or the evidence of tables.
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
     other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.

@@ -10,10 +10,10 @@ drawing        where figures go, and what else the commands that draw have in co
 from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.figures"
-ABOUT = "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers."
+ABOUT = "Plot curves of a grid's cells, or a paper's figures."
 
 EXTENSION = Extension(
     name="figures",
-    commands={"figure": Command("Results", f"{_PLACE}.command", ABOUT, shows_results=True)},
+    commands={"figure": Command("Every day", f"{_PLACE}.command", ABOUT, shows_results=True)},
     checks={"figures": f"{_PLACE}.paper_figures:figures_of"},
 )

@@ -12,5 +12,5 @@ _COMMAND = "gpas_cli.extensions.laws.command"
 EXTENSION = Extension(
     name="laws",
     requires=("figures",),
-    commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), Command("Results", _COMMAND)),
+    commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), Command("Every day", _COMMAND)),
 )

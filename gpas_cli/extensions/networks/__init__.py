@@ -10,7 +10,7 @@ scoring               the scores of a network that no grid names, for `gpas eval
 from gpas_cli.extension import Command, Extension
 
 _PLACE = "gpas_cli.extensions.networks"
-_ABOUT = "Score a network that was not trained here at downstream tasks, and record it with its origin."
+_ABOUT = "Score a network of others, and record it with its origin."
 
 EXTENSION = Extension(
     name="networks",
@@ -19,5 +19,5 @@ EXTENSION = Extension(
         "squad": f"{_PLACE}.answers:answers_scorer",
         "transformers": f"{_PLACE}.opening:check",
     },
-    commands={"evaluate": Command("Results", f"{_PLACE}.command", _ABOUT)},
+    commands={"evaluate": Command("More to run", f"{_PLACE}.command", _ABOUT)},
 )

@@ -65,7 +65,7 @@ def evaluate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a network that was not trained here at downstream tasks, and record it with its origin.
+    """Score a network of others, and record it with its origin.
 
     The scores are recorded in a run directory, with digests of the network's files and the versions of the libraries.
     Tasks that have been scored are not scored again. A cell's own network is scored by the section downstream in

@@ -9,14 +9,10 @@ server     an HTTP server for this machine only; its content is collected again 
 from gpas_cli.extension import Command, Extension
 
 _COMMAND = "gpas_cli.extensions.page.command"
-_REPORT = "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail."
-_SERVE = "Show the report page in a browser, live while a grid runs, until Ctrl-C."
+_REPORT = "Write one HTML page of everything; --serve shows it live."
 
 EXTENSION = Extension(
     name="page",
     requires=("claims", "figures"),
-    commands={
-        "report": Command("Results", _COMMAND, _REPORT, shows_results=True),
-        "serve": Command("Results", _COMMAND, _SERVE, shows_results=True),
-    },
+    commands={"report": Command("Every day", _COMMAND, _REPORT, shows_results=True)},
 )

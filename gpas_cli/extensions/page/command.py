@@ -1,4 +1,4 @@
-"""`gpas report` and `gpas serve`: tables, figures and every cell on a page, in a file or live in a browser."""
+"""`gpas report`: tables, figures and every cell on a page, in a file or live in a browser."""
 
 import os
 import socket
@@ -42,16 +42,34 @@ def report(
     names: _Started = None,
     where: Where = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = _DEFAULT,
+    served: Annotated[
+        bool, typer.Option("--serve", help="Show the page in a browser, live while a grid runs, until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="With --serve: the port; 0 chooses a free one.")
+    ] = 8765,
+    refresh: Annotated[
+        float, typer.Option("--refresh", min=1, metavar="SECONDS", help="With --serve: seconds between two updates.")
+    ] = 5.0,
 ) -> None:
-    """Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.
+    """Write one HTML page of everything; --serve shows it live.
 
     The file needs no other file and no network. Without names, covers every grid that has been started.
 
+    With --serve, only this machine can open the page, at the address that is printed; the second line is for a
+    cluster's login node. Nothing on the page changes anything.
+
     Example: [bold]gpas report quickstart -o quickstart.html[/bold]
+
+    Example: [bold]gpas report quickstart --serve[/bold]
     """
+    source = PageSource(names, where)
+    if served:
+        _serve(source, port, refresh)
+        return
     if out.is_dir():
         raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / _DEFAULT}`")
-    content = PageSource(names, where).collect(file=True)
+    content = source.collect(file=True)
     text = to_html(content).html.encode()
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, text, durable=False)
@@ -133,22 +151,7 @@ def _log_tail(entry: Entry, lines: int) -> list[str]:
     return CellLog(entry).last(lines, whole=True)
 
 
-def serve(
-    names: _Started = None,
-    where: Where = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = 8765,
-    refresh: Annotated[
-        float, typer.Option("--refresh", min=1, metavar="SECONDS", help="Seconds between two updates of the page.")
-    ] = 5.0,
-) -> None:
-    """Show the report page in a browser, live while a grid runs, until Ctrl-C.
-
-    Only this machine can open the page, at the address that is printed; the second line is for a cluster's login node.
-    Nothing on the page changes anything. Without names, covers every grid that has been started.
-
-    Example: [bold]gpas serve quickstart[/bold]
-    """
-    source = PageSource(names, where)
+def _serve(source: PageSource, port: int, refresh: float) -> None:
     page = LivePage(source.collect, source.rescue, source.details, refresh)
     os.nice(_NICENESS)
     with PageServer(page, port) as server:

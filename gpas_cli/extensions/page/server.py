@@ -149,7 +149,9 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((_ADDRESS, port), _Handler)
         except OSError as error:
             why = "another program uses it" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-            raise GpasError(f"port {port}: {why}; choose another one: `gpas serve --port {port + 1}`") from error
+            raise GpasError(
+                f"port {port}: {why}; choose another one: `gpas report --serve --port {port + 1}`"
+            ) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread; if all are in use, wait for one, or close the connection."""
@@ -216,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, "the address is not a URL")
             return
         if not parts.path.startswith(self.server.path):
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page; `gpas serve` prints the address")
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page; `gpas report --serve` prints the address")
             return
         name = parts.path.removeprefix(self.server.path)
         if name == "":

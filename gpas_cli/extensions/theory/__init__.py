@@ -2,11 +2,11 @@
 
 from gpas_cli.extension import Command, Extension
 
-_ABOUT = "Compute the papers' theoretical results and show them beside the printed ones."
+_ABOUT = "Compute the papers' theorems beside their printed values."
 
 EXTENSION = Extension(
     name="theory",
     requires=("figures",),
-    commands={"theory": Command("Inspect", "gpas_cli.extensions.theory.command", _ABOUT)},
+    commands={"theory": Command("More to read", "gpas_cli.extensions.theory.command", _ABOUT)},
     curves={"identity_bounds": "gpas_cli.extensions.theory.initialisation:identity_bounds"},
 )

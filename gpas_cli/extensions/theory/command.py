@@ -32,9 +32,7 @@ if TYPE_CHECKING:  # torch
     from gpas_cli.extensions.theory.initialisation import Theory
     from gpas_cli.extensions.theory.stability import Law
 
-app = typer.Typer(
-    help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
-)
+app = typer.Typer(help="Compute the papers' theorems beside their printed values.", no_args_is_help=True)
 
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]

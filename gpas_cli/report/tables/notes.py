@@ -152,7 +152,7 @@ def _unfinished(table: Table) -> Iterator[Note]:
         if s.state == "not finite" and s.result:
             yield Note("unfinished", f"{s.entry.id} is no result: not finite in its first tenth: {s.result.cause}")
     if any(s.state == "unsynced" for s in missing):
-        yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
+        yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas db sync`")
 
 
 def _withheld(table: Table) -> Iterator[Note]:
@@ -160,7 +160,7 @@ def _withheld(table: Table) -> Iterator[Note]:
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
     changed = [s for s in withheld if s not in gone]
     again = "restore the directories, or run the cells again with `gpas run grid`"
-    evidence = "`gpas status` shows the evidence, `gpas sync` updates the database"
+    evidence = "`gpas status` shows the evidence, `gpas db sync` updates the database"
     for found, why, remedy in ((gone, "are gone", again), (changed, "no longer contain them", evidence)):
         if found:
             names = listed(list(dict.fromkeys(s.entry.name for s in found)), _NAMED)

@@ -197,9 +197,9 @@ def _unnamed(
 # The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
 _COMMANDS = {
     **dict.fromkeys(RETRIED, "retry"),
-    "unrecorded": "rerun",
-    "not finite": "rerun",
-    "unsynced": "sync",
+    "unrecorded": "retry --done",
+    "not finite": "retry --done",
+    "unsynced": "db sync",
     "queued": "",
     "running": "",
 }
@@ -234,12 +234,12 @@ def remedies(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> 
     by_command: dict[str, dict[str, Entry]] = {}
     for state, entry in missing:
         by_command.setdefault(_COMMANDS.get(state, "run"), {})[entry.key] = entry
-    for name in ("run", "retry", "rerun", "sync"):
+    for name in ("run", "retry", "retry --done", "db sync"):
         cells = list(by_command.get(name, {}).values())
-        names = [cell.id for cell in cells] if name != "sync" else []
+        names = [cell.id for cell in cells] if name != "db sync" else []
         if name == "retry" and len(cells) > _MOST_RETRIED:
             names = list(dict.fromkeys(cell.grid for cell in cells))
         if name == "run" and cells:
             yield run_command(cells, entries), cells
         elif cells:
-            yield shlex.join(["gpas", name, *names]), cells if name == "retry" else []
+            yield shlex.join(["gpas", *name.split(), *names]), cells if name == "retry" else []

@@ -30,7 +30,7 @@ def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
     (done.path / "checkpoints/weights").write_bytes(b"1234")
     (done.path / "link.txt").symlink_to("/etc/hostname")
     face.ended("pre-s2", "failed", cause="no luck")
-    face("sync")
+    face("db", "sync")
     there = other_project(face)
     face.ended("pre-s1", "failed", cause="no luck")
     said = face("db", "merge", str(there))

@@ -1,4 +1,4 @@
-"""`gpas rerun`: a result is obtained again as a new attempt, and nothing is lost meanwhile."""
+"""`gpas retry --done`: a result is obtained again as a new attempt, and nothing is lost meanwhile."""
 
 import pytest
 from face import Face
@@ -15,7 +15,7 @@ def state(face: Face, name: str) -> tuple[str, object]:
 
 def test_a_cell_runs_again_and_the_newest_result_counts_everywhere(face: Face) -> None:
     face.ended("pre-s1", "done", 4.0)
-    said = face("rerun", "pre-s1", "--yes", "--executor", "local").out
+    said = face("retry", "--done", "pre-s1", "--yes", "--executor", "local").out
     assert "small/pre-s1: perplexity 4.00 in attempt 1, finished" in said
     assert state(face, "pre-s1") == ("done", 7.5)  # the result of the fake job
     key = face.entry("pre-s1").key
@@ -46,14 +46,16 @@ def test_an_attempt_that_fails_leaves_the_old_number_in_tables(face: Face) -> No
     face.ended("pre-s1", "failed", cause="no luck")
     assert state(face, "pre-s1")[0] == "failed"
     assert "4.0" in face("table", "small", "--format", "csv").out
-    assert "keeps its earlier result" in face("rerun", "pre-s1", "--undo").out
+    assert "keeps its earlier result" in face("retry", "--done", "pre-s1", "--undo").out
     assert state(face, "pre-s1") == ("done", 4.0)
-    face("rerun", "pre-s1", "--undo", expect=Exit.USAGE)
+    face("retry", "--done", "pre-s1", "--undo", expect=Exit.USAGE)
 
 
 def test_rerun_needs_a_confirmation(face: Face) -> None:
     face.ended("pre-s1", "done", 4.0)
-    assert "Run 1 cell again?" in " ".join(face("rerun", "pre-s1", expect=Exit.USAGE).err.replace("│", "").split())
+    assert "Run 1 cell again?" in " ".join(
+        face("retry", "--done", "pre-s1", expect=Exit.USAGE).err.replace("│", "").split()
+    )
     assert state(face, "pre-s1") == ("done", 4.0)
     assert not list(face.runs.glob(f"??/*/{FILE}"))
 
@@ -67,7 +69,7 @@ def test_rerun_needs_a_confirmation(face: Face) -> None:
     ],
 )
 def test_cells_without_a_result_cannot_be_rerun(face: Face, words: tuple[str, ...], message: str) -> None:
-    assert message in face("rerun", *words, expect=Exit.USAGE).err
+    assert message in face("retry", "--done", *words, expect=Exit.USAGE).err
 
 
 def test_a_rerun_resumes_from_no_earlier_attempt(face: Face) -> None:

@@ -15,8 +15,8 @@ from schemas import document_of, documents, json_schema
 from gpas_cli.errors import Exit
 from gpas_cli.state.claim_set import ClaimSet
 
-WITHOUT_JSON = {"gpas init", "gpas report", "gpas serve", "gpas trust"}
-CHANGING = ("run", "train", "retry", "rerun", "cancel", "sync", "data", "db")
+WITHOUT_JSON = {"gpas init", "gpas report"}
+CHANGING = ("run", "train", "retry", "cancel", "data", "db")
 LOCAL = ("--executor", "local", "--yes", "--json")
 ONE = ("--where", "norm=post", "--where", "gate=gpas", "--where", "seed=2")
 
@@ -27,7 +27,6 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "train": [(("train", "post-gpas-s1"), Exit.DONE)],
     "run claims": [(("run", "claims", "gate-lowers", *LOCAL, "--dry-run"), Exit.INCOMPLETE)],
     "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
-    "rerun": [(("rerun", "pre-s1", *LOCAL), Exit.DONE)],
     "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
     "cancel": [(("cancel", "post-s1", "--yes"), Exit.INCOMPLETE)],
     "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
@@ -40,7 +39,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "theory norms": [(("theory", "norms", "pre-gpas-s1"), Exit.DONE)],
     "theory depth": [(("theory", "depth", "pre-gpas-s1"), Exit.DONE), (("theory", "depth", "post-s1"), Exit.DONE)],
     "theory length": [(("theory", "length", "pre-gpas-s1"), Exit.DONE)],
-    "sync": [(("sync",), Exit.DONE)],
+    "db sync": [(("db", "sync"), Exit.DONE)],
     "data prepare": [(("data", "prepare", "--workers", "1"), Exit.DONE)],
     "data status": [(("data", "status"), Exit.DONE)],
     "data check": [(("data", "check"), Exit.DONE)],
@@ -68,7 +67,7 @@ def filled(face: Face) -> AbstractContextManager[None]:
     """Give the project a result, a failure, a running cell and a database."""
     face.ended("pre-s1", "done", 4.5)
     face.ended("pre-gpas-s1", "done", 4.25)
-    face("sync")
+    face("db", "sync")
     face.ended("pre-s2", "failed", cause="no luck")  # which the database does not have yet
     running = face.attempt("post-s1", ("start", START), ("step", step(1)), ("step", step(2, loss="nan")))
     return alive(running)

@@ -120,17 +120,17 @@ def test_a_network_that_dies_at_once_is_no_result_and_rerun_is_named(face: Face)
     said = " ".join(face("table", "small").out.split())
     assert "not finite" in said
     assert f"small/pre-s1 is no result: not finite in its first tenth: {cause}" in said
-    assert "gpas rerun small/pre-s1" in face("table", "small", "--missing", expect=3).out
+    assert "gpas retry --done small/pre-s1" in face("table", "small", "--missing", expect=3).out
     shown = face("why", "pre-s1").out
     assert f"attempt 1: not finite: {cause}\n" in shown
-    assert "it died in its first tenth; `gpas rerun` trains it again" in shown
+    assert "it died in its first tenth; `gpas retry --done` trains it again" in shown
     assert "not finite" in face("status", "small").out
     assert f"not finite at update 1: {cause}" in face("logs", "pre-s1").out
     states = {cell["name"]: cell["state"] for cell in face("status", "small", "--json").json["cells"]}
     assert (states["pre-s1"], states["pre-s2"]) == ("not finite", "diverged")
     assert face("why", "pre-s1", "--json").json["stages"][0]["attempts"][0]["state"] == "not finite"
     for name in ("pre-s1", "pre-s2"):
-        assert f"small/{name} is diverged; `gpas rerun` trains" in face("retry", name, expect=2).err
+        assert f"small/{name} is diverged; `gpas retry --done` trains" in face("retry", name, expect=2).err
     assert [cell["action"] for cell in face("plan", "small", "--json").json["cells"]][:2] == ["diverged", "diverged"]
 
 

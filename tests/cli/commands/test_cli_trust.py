@@ -44,35 +44,35 @@ def stranger(tmp_path: Path) -> Stranger:
 def test_a_command_refuses_the_plugin_with_the_remedy(stranger: Stranger, words: tuple[str, ...]) -> None:
     said = stranger.gpas(*words, expect=2).err
     assert "experiments.yaml is writable by every user" in said
-    assert f"then allow it with `gpas trust {stranger.folder}`" in said
+    assert f"then allow it with `gpas doctor --trust {stranger.folder}`" in said
     assert not stranger.trace.exists()
 
 
 def test_doctor_names_it_and_does_not_run_it(stranger: Stranger) -> None:
     done = stranger.gpas("doctor", expect=None)
-    assert "gpas trust" in done.out.replace("\n", " ")
+    assert "gpas doctor --trust" in done.out.replace("\n", " ")
     assert not stranger.trace.exists()
 
 
 def test_trust_allows_it_until_it_is_taken_back(stranger: Stranger) -> None:
-    stranger.gpas("trust", str(stranger.folder))
-    assert stranger.gpas("trust", "--list").out.splitlines() == [str(stranger.folder)]
+    stranger.gpas("doctor", "--trust", str(stranger.folder))
+    assert f"trusted  {stranger.folder}" in stranger.gpas("doctor", expect=None).out
     assert "faded-s1" in stranger.gpas("status").out
     assert stranger.trace.exists()
-    stranger.gpas("trust", "--remove", str(stranger.folder))
+    stranger.gpas("doctor", "--distrust", str(stranger.folder))
     stranger.gpas("status", expect=2)
     stranger.gpas("status", GPAS_TRUSTED=str(stranger.folder))
-    stranger.gpas("trust", expect=2)
+    stranger.gpas("doctor", "--distrust", str(stranger.folder), expect=2)
 
 
 def test_a_folder_that_is_not_there_is_not_trusted(stranger: Stranger) -> None:
-    assert "nowhere is not a folder" in stranger.gpas("trust", "nowhere", expect=2).err
+    assert "nowhere is not a folder" in stranger.gpas("doctor", "--trust", "nowhere", expect=2).err
 
 
 def test_completion_offers_its_cells_and_does_not_run_it(stranger: Stranger) -> None:
     asked = {"_GPAS_COMPLETE": "complete_bash", "COMP_WORDS": "gpas\nexplain\nfad", "COMP_CWORD": "2"}
     assert stranger.gpas(**asked).out.split() == ["faded-s1", "faded-s2"]
     assert stranger.gpas(**{**asked, "COMP_WORDS": "gpas\nplan\n"}).out.split() == ["g"]
-    stranger.gpas("trust", str(stranger.folder))
+    stranger.gpas("doctor", "--trust", str(stranger.folder))
     assert stranger.gpas(**asked).out.split() == ["faded-s1", "faded-s2"]
     assert not stranger.trace.exists()

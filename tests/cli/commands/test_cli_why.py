@@ -78,7 +78,7 @@ def test_warnings_of_long_runs_are_logged_and_counted_by_status(face: Face) -> N
 
 def test_the_key_of_a_network_from_elsewhere_is_no_cell(face: Face) -> None:
     finish_external(face, "zeta", "ab" * 8, score("indent", 0.5))
-    face("sync")
+    face("db", "sync")
     said = face("why", "abab", expect=2)
     assert "no cell 'abab'" in said.err
 
@@ -149,7 +149,7 @@ def test_a_cell_of_a_table_is_traced_to_its_runs(face: Face) -> None:
     assert "code          c0de, commit aaaaaaaaaaaa, its copy is gone" in said
     assert "torch 2.9" in said
     assert "gpas run grid small --where norm=pre --where gate=gpas " in said
-    assert "gpas rerun small/pre-gpas-s1 small/pre-gpas-s2 " in said
+    assert "gpas retry --done small/pre-gpas-s1 small/pre-gpas-s2 " in said
     document = face("why", "small[pre+gpas]", "pre-s1", "--json").json
     check("why", document)
     (number,) = document["numbers"]

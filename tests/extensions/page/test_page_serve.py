@@ -1,4 +1,4 @@
-"""`gpas serve` as a process: its address, its answers when files disappear, and its end."""
+"""`gpas report --serve` as a process: its address, its answers when files disappear, and its end."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def project(tmp_path: Path) -> Face:
 @pytest.fixture
 def serving(project: Face) -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(
-        [sys.executable, "-m", "gpas_cli", "serve", "--port", "0", "--refresh", "1"],
+        [sys.executable, "-m", "gpas_cli", "report", "--serve", "--port", "0", "--refresh", "1"],
         cwd=project.folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -87,7 +87,7 @@ def test_the_page_survives_its_files_and_stops_at_ctrl_c(project: Face, serving:
 def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
     project: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project("sync")
+    project("db", "sync")
     (project.folder / "gpas.db").write_bytes(b"no database" * 100)
     for suffix in ("-wal", "-shm"):
         (project.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
@@ -115,11 +115,13 @@ def test_content_is_collected_again_only_after_a_change(project: Face, monkeypat
 
 
 def test_unknown_grids_and_used_ports_are_one_message(project: Face, serving: subprocess.Popen[str]) -> None:
-    assert "did you mean 'tiny'?" in project("serve", "tiney", expect=Exit.USAGE).err
+    assert "did you mean 'tiny'?" in project("report", "--serve", "tiney", expect=Exit.USAGE).err
     port = re.search(r":(\d+)/", address(serving))
     assert port
-    said = project("serve", "--port", port[1], expect=Exit.USAGE).err
-    assert said.startswith(f"gpas: port {port[1]}: another program uses it; choose another one: `gpas serve --port ")
+    said = project("report", "--serve", "--port", port[1], expect=Exit.USAGE).err
+    assert said.startswith(
+        f"gpas: port {port[1]}: another program uses it; choose another one: `gpas report --serve --port "
+    )
     assert said.count("\n") == 1
 
 

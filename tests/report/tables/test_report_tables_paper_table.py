@@ -475,8 +475,8 @@ def test_each_state_without_a_number_has_its_command(state: str) -> None:
     assert [(command, [cell.key for cell in started]) for command, started in found] == [
         ("gpas run grid g", ["missing", "interrupted"]),
         (f"gpas retry g/{state}", [state]),
-        ("gpas rerun g/not g/unrecorded", []),
-        ("gpas sync", []),
+        ("gpas retry --done g/not g/unrecorded", []),
+        ("gpas db sync", []),
     ]
     many = [(state, SimpleNamespace(key=str(n), id=f"g/{n}", grid="g")) for n in range(7)]
     assert [command for command, _ in remedies(many, [])] == ["gpas retry g"]  # type: ignore[arg-type]

@@ -360,7 +360,7 @@ def test_a_stage_after_a_known_one_is_not_missing() -> None:
     states = {lone.cell.key: ("running", 0.1)}
     table = build([lone], states, {}, spec())
     assert column(table)[0].status == "not ingested"
-    assert "gpas sync" in note(table, "unfinished")
+    assert "gpas db sync" in note(table, "unfinished")
 
 
 def test_the_same_cell_of_two_grids_counts_once() -> None:

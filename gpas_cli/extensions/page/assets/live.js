@@ -1,4 +1,4 @@
-// A page that `gpas serve` shows asks its server for new data; nothing is reloaded.
+// A page that `gpas report --serve` shows asks its server for new data; nothing is reloaded.
 
 const SLOWEST = 60; // seconds between two questions while the server does not answer
 
