@@ -35,6 +35,7 @@ from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
 from gpas_cli.structure import Document
 
+_NOTES = ("short", "all", "none")
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
 
@@ -94,6 +95,14 @@ def table(
             "--missing", help="Print the cells without a number, and the command that runs them with its cost."
         ),
     ] = False,
+    noted: Annotated[
+        str,
+        typer.Option(
+            "--notes",
+            help=f"Notes below the table: {', '.join(_NOTES)}. By default short in a terminal, else all.",
+            autocompletion=offer_list(_NOTES),
+        ),
+    ] = "",
     form: _Format = "rich",
     as_json: AsJson = False,
 ) -> None:
@@ -109,13 +118,15 @@ def table(
     form = "json" if as_json else form
     if form not in _FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, _FORMATS)}")
+    if noted and noted not in _NOTES:
+        raise GpasError(f"unknown notes '{noted}'; {nearest(noted, _NOTES)}")
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
     if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
         if value or best:
             raise GpasError("--value and --best are for the tables of grids: gpas table GRID")
-        _print_papers(names, source, where, form, published_only=published_only, missing=missing)
+        _print_papers(names, source, where, form, noted, published_only=published_only, missing=missing)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
     made = []
@@ -130,7 +141,7 @@ def table(
     elif form == "json" and len(made) > 1:
         print_json(render.TablesJson(tables=[render.table_json(one) for one in made]))
     else:
-        _print_tables(list(zip(names, made, strict=True)), form, "grid")
+        _print_tables(list(zip(names, made, strict=True)), form, "grid", noted)
 
 
 def _print_papers(
@@ -138,6 +149,7 @@ def _print_papers(
     source: str | None,
     where: Sequence[str] | None,
     form: str,
+    noted: str,
     *,
     published_only: bool,
     missing: bool,
@@ -145,7 +157,7 @@ def _print_papers(
     """Print tables in the layout of their papers, or what is missing in them."""
     parts = printed_tables(names, source)
     if published_only:
-        _print_paper_tables([published_table(part) for part in parts], form)
+        _print_paper_tables([published_table(part) for part in parts], form, noted)
         return
     grids = [name for name in names if not papers.is_printed_name(name)]
     # A page has no room for a further column per size.
@@ -153,7 +165,7 @@ def _print_papers(
     if missing:
         _print_missing([section for section in sections if not section.alone], form)
     else:
-        _print_paper_tables(sections, form)
+        _print_paper_tables(sections, form, noted)
 
 
 def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str, *, others: bool) -> Table:
@@ -292,25 +304,25 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[Sequence[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def _print_paper_tables(tables: Sequence[Table], form: str) -> None:
+def _print_paper_tables(tables: Sequence[Table], form: str, noted: str) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
     if form == "json":
         alone = [render.printed_json(table) for table in tables if table.alone]
         ours = [render.table_json(table) for table in tables if not table.alone]
         print_json(PaperTablesJson(tables=ours, published=alone))
     else:
-        _print_tables([(table.printed, table) for table in tables], form, "table")
+        _print_tables([(table.printed, table) for table in tables], form, "table", noted)
 
 
-def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str) -> None:
+def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str, noted: str) -> None:
     """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
     if form == "csv" and len(tables) > 1:
         print(render.together(name, tables), end="")
     elif form != "rich":
         # In Markdown, an empty line ends a table.
-        print("\n\n".join(render.render(table, form).rstrip("\n") for _, table in tables))
+        print("\n\n".join(render.render(table, form, noted or "all").rstrip("\n") for _, table in tables))
     else:
         for place, (_, table) in enumerate(tables):
             if place:
                 say("")
-            say(Drawn(sheet(table)))
+            say(Drawn(sheet(table), noted or "short"))

@@ -30,6 +30,7 @@ _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-spa
 _TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
 _DIGEST = 12  # hex digits of a version or a text
 _NOTHING = TableCell()
+REFERENCE = "_reference"  # ends the names of metrics that average as the published code does
 
 
 @dataclass(frozen=True)
@@ -280,15 +281,17 @@ def _left_out(table: Table) -> Iterator[Note]:
 
 def _gains(table: Table) -> Iterator[Note]:
     everything = gains(table)
+    said = []
     for source in dict.fromkeys(gain.source for gain in everything):
         found = [gain for gain in everything if gain.source == source]
         same = sum(gain.ours * gain.published > 0 for gain in found)
         # The median: a published base that diverged differs from its method by a thousand.
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
-        signs = f"{same} of {len(found)} have the same sign as in {table.published[source].short}"
         digits = table.metric.digits
-        here = fixed(ours, digits, "+")
-        yield Note("gains", f"differences: {signs}; median {here} here, {theirs:+.{digits}f} there")
+        medians = f"(median {fixed(ours, digits, '+')} here, {theirs:+.{digits}f} there)"
+        said.append(f"{same} of {len(found)} as in {table.published[source].short} {medians}")
+    if said:
+        yield Note("gains", f"differences with the same sign: {', '.join(said)}")
 
 
 def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
@@ -332,16 +335,19 @@ def _texts(cell: TableCell) -> set[str | None]:
 
 def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
+    measured: dict[str, list[tuple[str, str]]] = {}
     for source, printed in table.published.items():
         short, where = printed.short, ", ".join(filter(None, (load(printed.pack)["title"], label_of(printed))))
         if source not in used:
             yield Note("published", f"{short}: {where} has none of these cells")
-            continue
-        if not table.printed:  # the caption of a paper's own layout says it
-            yield Note("published", f"{short}: {where}: {printed.what}", brief=f"{short}: {printed.what}")
-        if printed.as_if:
-            said = f"{short}: these are its {printed.as_if}; compare the differences, not the values"
-            yield Note("published", said)
+        else:
+            as_if = f"; these are its {printed.as_if}: compare the differences, not the values" if printed.as_if else ""
+            measured.setdefault(f"{printed.what}{as_if}", []).append((short, where))
+    if not table.printed:  # the caption of a paper's own layout says it
+        for what, papers in measured.items():
+            whole = "; ".join(f"{short}: {where}" for short, where in papers)
+            names = ", ".join(short for short, _ in papers)
+            yield Note("published", f"{whole}: {what}", brief=f"{names}: {what}")
 
 
 def _used(table: Table) -> list[str]:
@@ -363,7 +369,7 @@ def _compared(table: Table) -> Iterator[Note]:
         for _, i, source, printed in _printed(table)
         if printed.cell.table
     }
-    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
+    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith(REFERENCE)):
         counts: dict[int, list[_Place]] = {}
         for row, i, _, printed in _printed(table):
             counts.setdefault(printed.cell.batches, []).append((row, i))

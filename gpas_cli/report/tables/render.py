@@ -448,17 +448,16 @@ def printed_json(table: Table) -> PrintedTableJson:
     )  # fmt: skip
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "markdown": lambda table: _to_markdown(sheet(table)),
-    "latex": lambda table: to_latex(sheet(table)),
-    "html": lambda table: to_html(sheet(table)),
-    "csv": to_csv,
-    "json": to_json,
-}
+_DRAWN: Mapping[str, Callable[[Sheet], str]] = {"markdown": _to_markdown, "latex": to_latex, "html": to_html}
+_DATA: Mapping[str, Callable[[Table], str]] = {"csv": to_csv, "json": to_json}
+FORMATS = (*_DRAWN, *_DATA)
 
 
-def render(table: Table, form: str) -> str:
-    """Return the table as text in one of FORMATS. Raises GpasError with the nearest format."""
-    if form not in FORMATS:
+def render(table: Table, form: str, noted: str = "all") -> str:
+    """Return the table as text in one of FORMATS, with the notes of `Sheet.with_notes`. Raises GpasError with the
+    nearest format."""
+    if form in _DRAWN:
+        return _DRAWN[form](sheet(table).with_notes(noted))
+    if form not in _DATA:
         raise GpasError(f"unknown format '{form}'; {nearest(form, FORMATS)}")
-    return FORMATS[form](table)
+    return _DATA[form](table)

@@ -7,7 +7,7 @@ than a line is scaled down.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gpas_cli.structure import HIDDEN
-from gpas_cli.words import one_line
+from gpas_cli.words import count, one_line
 
 # The themes by which a terminal groups notes, with the kinds of each.
 THEMES = {
@@ -25,6 +25,12 @@ THEMES = {
     "published": ("published", "compared", "budget", "remark", "gains"),
     "recipes": ("recipe",),
 }
+# Kinds of notes, the ones that a reader must not miss first: `--notes short` leaves out the last ones.
+_URGENCY = (
+    *("withheld", "mixture", "diverged", "unfinished", "pairs", "base", "best", "text", "override", "contributed"),
+    *("compared", "cells", "published", "gains", "seeds", "delta", "budget", "scores", "remark", "recipe", "origin"),
+    "marks",
+)
 # Kinds of notes whose first word is capitalised in a sentence: it is never a name.
 _CAPITALISED = (
     *("seeds", "best", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base"),
@@ -96,6 +102,21 @@ class Sheet:
     rules: frozenset[int] = field(default_factory=frozenset)
     origins: Sequence[str] = ()
 
+    def with_notes(self, which: str, width: int = 120) -> "Sheet":
+        """Return the table with the notes `which`: all, none or short.
+
+        short: those that a reader must not miss, in at most as many lines, `width` characters wide, as the table has.
+        """
+        lines = {"all": len(self.notes) * width, "none": 0}.get(which, len(self.texts(PLAIN)))
+        room = width - max(map(len, THEMES)) - 3  # beside the columns before the text, as `_notes` draws them
+        chosen = []
+        for note in sorted(self.notes, key=lambda note: _URGENCY.index(note.kind)):
+            own = len(Text(note.brief or note.text).wrap(Console(), room))
+            if own <= lines:
+                chosen.append(note)
+                lines -= own
+        return replace(self, notes=[note for note in self.notes if note in chosen])
+
 
 @dataclass(frozen=True)
 class Spacing:
@@ -162,9 +183,13 @@ _NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number
 
 @dataclass(frozen=True)
 class Drawn:
-    """A table with its title above and its notes below. Columns that do not fit the width go into further blocks."""
+    """A table with its title above and its notes below. Columns that do not fit the width go into further blocks.
+
+    notes: which of them, as for `Sheet.with_notes`.
+    """
 
     sheet: Sheet
+    notes: str = "all"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         sheet = self.sheet
@@ -174,8 +199,11 @@ class Drawn:
         for block in layout.blocks:
             part = [[line[i] for i in block] for line in lines]
             yield _draw(part, layout.spacing, options.max_width, sheet.rules)
-        if sheet.notes:
-            yield _notes(sheet.notes)
+        shown = sheet.with_notes(self.notes, options.max_width).notes
+        if shown:
+            yield _notes(shown)
+        if left := len(sheet.notes) - len(shown):
+            yield Text(f"{count(left, 'more note')}: --notes all", style="dim")
 
 
 def _widths(lines: Sequence[Sequence[Text]]) -> list[int]:

@@ -359,7 +359,9 @@ def with_declared(frame: Frame, declared: Metric, states: States, results: Resul
     for j, column in enumerate(compared.columns):
         columns.append((compared, j, column.title))
         if any(row.cells[j].statuses for row in other.rows):
-            title = declared.title if compared.printed else f"{column.title}, {declared.heading}"
+            title = (
+                f"{column.title} ours, {declared.title}" if compared.printed else f"{column.title}, {declared.heading}"
+            )
             columns.append((other, j, title))
     corner = compared.corner if compared.printed else compared.corner or compared.metric.title
     return replace(side_by_side(columns), corner=corner)

@@ -75,6 +75,16 @@ def test_rich(table: Table) -> None:
     assert wide.sub("  ", text) == wide.sub("  ", (GOLDEN / "demo.txt").read_text("utf-8"))
 
 
+@pytest.mark.parametrize("width", [60, 90, 160])
+def test_short_notes_take_no_more_lines_than_the_table(table: Table, width: int) -> None:
+    lines = drawn(table, width, "short")
+    start = next(i for i, line in enumerate(lines) if line.startswith(("reading", "runs")))
+    *notes, left = lines[start:]
+    assert 2 < len(notes) <= 5 < start
+    assert re.fullmatch(r"\d more notes: --notes all", left.rstrip())
+    assert any("diverged runs are not in the mean" in line for line in notes)
+
+
 def test_notes_are_grouped_by_theme(table: Table) -> None:
     lines = drawn(table, 60)
     start = next(i for i, line in enumerate(lines) if line.startswith("reading"))
@@ -91,10 +101,10 @@ def wide() -> Table:
     return build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
 
 
-def drawn(table: Table, width: int, **terminal: Any) -> list[str]:
+def drawn(table: Table, width: int, notes: str = "all", **terminal: Any) -> list[str]:
     console = Console(width=width, file=io.StringIO(), **{"color_system": None, **terminal})
     with console.capture() as capture:
-        console.print(Drawn(sheet(table)))
+        console.print(Drawn(sheet(table), notes))
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
 

@@ -263,8 +263,8 @@ def test_published_numbers_are_matched_to_cells() -> None:
         ("Pre-LN + GPAS", "gpas", -0.72, -0.74),
         ("LNS + GPAS", "gpas", -1.9, -1.77),
     ]
-    signs = "differences: 2 of 2 have the same sign as in GPAS paper"
-    assert note(table, "gains") == f"{signs}; median -1.31 here, -1.25 there"
+    signs = "differences with the same sign: 2 of 2 as in GPAS paper"
+    assert note(table, "gains") == f"{signs} (median -1.31 here, -1.25 there)"
 
 
 def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
@@ -272,7 +272,7 @@ def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
     table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
     assert [c.printed["gpas"].value for c in column(table)] == [34.23, 33.49]
     assert column(table)[1].printed["gpas"].delta == -0.74
-    assert "GPAS paper: these are its 71m; compare the differences, not the values" in note(table, "published")
+    assert "these are its 71m: compare the differences, not the values" in note(table, "published")
     assert (note(table, "budget"), note(table, "compared"), note(table, "recipe")) == ("", "", "")
 
 
