@@ -17,9 +17,9 @@ from gpas_cli.report.checks import report_problems
 
 def test_commands_are_listed_under_headings(face: Face) -> None:
     said = face("--help").out
-    places = [said.index(f"─ {heading} ─") for heading in ("Run", "Results", "Maintain")]
+    places = [said.index(f"─ {heading} ─") for heading in ("Every day", "More to read", "Data and disks")]
     assert places == sorted(places)
-    assert places[0] < said.index("│ retry") < places[1] < said.index("│ table") < places[2] < said.index("│ doctor")
+    assert places[0] < said.index("│ retry") < places[1] < said.index("│ diff") < places[2] < said.index("│ doctor")
 
 
 def test_a_line_of_help_is_that_of_its_command() -> None:

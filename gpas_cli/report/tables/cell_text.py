@@ -3,7 +3,7 @@
 import math
 import re
 
-from gpas_cli.report.tables.notes import REFERENCE, notes, significant
+from gpas_cli.report.tables.notes import notes, significant
 from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import fixed
@@ -104,12 +104,13 @@ def _lines(table: Table, style: Style) -> list[list[str]]:
 
 def _titles(table: Table, column: Column) -> list[str]:
     """Return the headers of one column: ours, one for each contributor, and one for each source beside it, e.g. "71m,
-    GPAS paper"; in a paper's layout, "71M ours", in the formula of the published code "71M ours, their average"."""
+    GPAS paper"; in a paper's layout "71M ours", or "71M ours, their average" beside "71M ours, validation perplexity".
+    """
     contributed = [f"contributed by {name}" for name in column.contributors]
     published = [table.published[source].short for source in column.sources]
     if table.printed and column.sources:
-        formula = ", their average" if column.metric.name.endswith(REFERENCE) else ""
-        return [f"{column.title} ours{formula}", *contributed, *published]
+        twice = [other.label for other in table.columns].count(column.label) > 1
+        return [f"{column.title} ours{', their average' if twice else ''}", *contributed, *published]
     theirs = [table.published[source].as_if or column.title for source in column.sources]
     beside = zip([column.title] * len(contributed) + theirs, contributed + published, strict=True)
     return [column.title, *(", ".join(each) for each in beside)]

@@ -30,7 +30,6 @@ _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-spa
 _TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
 _DIGEST = 12  # hex digits of a version or a text
 _NOTHING = TableCell()
-REFERENCE = "_reference"  # ends the names of metrics that average as the published code does
 
 
 @dataclass(frozen=True)
@@ -369,7 +368,7 @@ def _compared(table: Table) -> Iterator[Note]:
         for _, i, source, printed in _printed(table)
         if printed.cell.table
     }
-    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith(REFERENCE)):
+    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
         counts: dict[int, list[_Place]] = {}
         for row, i, _, printed in _printed(table):
             counts.setdefault(printed.cell.batches, []).append((row, i))
