@@ -15,6 +15,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
 
 from gpas_cli.words import listed
 
@@ -95,11 +97,28 @@ class InvalidExperiments(GpasError):
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:
-    """Return a hint with the valid name closest to `given`, or with the first _MOST_VALID names if none is close."""
+    """Return a hint: what other tools call `given`, the valid name closest to it, or the first _MOST_VALID names."""
     valid = [str(v) for v in valid]
-    if close := closest(given, valid):
+    texts = _other_words().get(str(given).lower().replace("-", "_"), [])
+    inside = any(text.partition(".")[0] in valid for text in texts if "." in text)  # a section that has the setting
+    names = (name for text in texts for name in (text, text.rpartition(".")[2]) if name in valid)
+    usual = "" if inside else next(names, "")
+    if not usual and (sentence := next((text for text in texts if "." in text or " " in text), "")):
+        return f"write {sentence}"
+    if close := usual or closest(given, valid):
         return f"did you mean '{close}'?"
     return f"valid: {listed(valid, _MOST_VALID)}" if valid else "none is declared"
+
+
+@cache
+def _other_words() -> dict[str, list[str]]:
+    """Return the words of other tools in other_words.txt, each with what to write here."""
+    found: dict[str, list[str]] = {}
+    for line in Path(__file__).with_name("other_words.txt").read_text("utf-8").splitlines():
+        text, equals, words = line.partition(" = ")
+        for word in words.split() if equals else ():
+            found.setdefault(word, []).append(text)
+    return found
 
 
 def closest(given: object, valid: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from gpas_cli.errors import GpasError, Problem, closest, nearest
+from gpas_cli.errors import GpasError, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Line, Override, TableSpec, Value
 from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
 from gpas_cli.grid.include import File
@@ -181,8 +181,8 @@ def _listed(part: Part) -> list[Part]:
         part.report(f"'{part.value}' is not a list; {message}")
         return []
     ends = [name for name, child in children(part.node).items() if isinstance(child.value, tuple)]
-    if rule := closest(ends[0], _RULES) if len(ends) == 1 else "":
-        part.report(f"unknown rule '{ends[0]}'; did you mean '{rule}'?")
+    if len(ends) == 1:
+        part.report(f"unknown rule '{ends[0]}'; {nearest(ends[0], _RULES)}")
         return []
     if part.value == ():
         part.report("is an empty list: the grid would have no cells")
@@ -420,6 +420,7 @@ _RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key,
 _MAX_VALUES = 10_000  # of one axis
 _SIGNIFICANT_DIGITS = 6
 _SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
+_ENDS = re.compile(r"(\d+)\s*(?:-|\.\.\.?|to|:)\s*(\d+)")
 _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
@@ -448,6 +449,8 @@ def _spelling_of(value: object) -> str:
     if isinstance(value, str) and (spaced := _SPACE.fullmatch(value)):
         kind, first, last, n = (part.strip() for part in spaced.groups())
         return f"write {{{'linear' if kind == 'lin' else 'log'}: [{first}, {last}], n: {n}}}"
+    if isinstance(value, str) and (ends := _ENDS.fullmatch(value)):
+        return f"write {{range: [{ends[1]}, {ends[2]}]}}"
     match = _CALL.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -456,14 +459,10 @@ def _spelling_of(value: object) -> str:
     return f"write {{range: [{start}, {stop - 1}]{step}}}, which includes both ends"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _values(kind: str, listed: object, second: object) -> list[int] | list[float] | str:
     """Return the values, or a message. `second`: the step of a range, or the number of values."""
     ends = [node.value for node in listed] if isinstance(listed, tuple) else []
-    if len(ends) != 2 or not all(map(_is_number, ends)):
+    if len(ends) != 2 or not all(type(end) in (int, float) and math.isfinite(end) for end in ends):
         return f"write {kind}: [first, last]"
     if second is not None and (not isinstance(second, int) or isinstance(second, bool)):
         return f"{_RULES[kind]}: {second!r} is not a whole number"

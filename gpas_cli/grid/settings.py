@@ -274,7 +274,8 @@ class Part:
             return []
         if not isinstance(self.value, tuple):
             item = "..." if self.value is None or isinstance(self.value, dict) else self.node.plain()
-            self.report(f"{_shown(self.node)} is not a list; write [{item}]")
+            several = f", or {{range: [1, {item}]}} for {item} values" if isinstance(item, int) and item > 1 else ""
+            self.report(f"{_shown(self.node)} is not a list; write [{item}]{several}")
             return []
         return [self.holding(item) for item in self.value]
 

@@ -45,11 +45,19 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
     expansion = Expansion(experiments)
     varied = [_variant(expansion, entry, settings, nodes) for entry in entries]
     problems.extend(expansion.problems)
+    problems = [replace(one, message=f"{one.message}{_one_value(one.where)}") for one in problems]
     if problems:
         raise InvalidExperiments(problems)
     declared, _ = expanded(experiments, experiments.available)
     known = {entry.key: entry for entry in reversed(declared)}  # each from the first grid that has it
     return [known.get(entry.key, entry) for entry in varied if entry is not None]
+
+
+def _one_value(word: str) -> str:
+    """Return what to write in place of several values on the command line: seed=1,2,3."""
+    name, _, text = word.partition("=")
+    several = "," in text and text[0] not in "[{'\""
+    return f"; here it has one value: an axis of the grid has several, {name}: [{text}]" if several else ""
 
 
 def with_resources(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:

@@ -176,6 +176,8 @@ def _faults(node: ast.expr) -> Iterator[str]:
             if isinstance(operator, ast.Pow) and _contains_alpha(right):
                 yield f"the exponent {ast.unparse(right)} is not a number; write exp(...)"
             yield from (*_faults(left), *_faults(right))
+        case ast.BinOp(op=ast.BitXor()):
+            yield f"a formula cannot have '^'; write {ast.unparse(node).replace('^', '**')}"
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             yield from _call_faults(name, len(args))
             yield from (fault for part in args for fault in _faults(part))

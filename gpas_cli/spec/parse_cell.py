@@ -24,6 +24,7 @@ from gpas_cli.spec.parametrisation import PARAMETRISATIONS, Parametrisation
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.section import Network
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
+from gpas_cli.words import listed
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,9 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
         return made
     if isinstance(value, str) and value in named:
         return named[value]
-    message = f"unknown {name} {value!r}; {nearest(value, named)}"
+    own = f"; declare a text first: corpora: {{mine: {{source: files, path: {value}, tokenizer: bpe}}}}"
+    hint = nearest(value, named)
+    message = f"unknown {name} {value!r}; {hint}{own if name == 'data' and hint.startswith('valid') else ''}"
     problems.append(Problem((name,), message, undeclared=(name, str(value)), alone=True))
     return None
 
@@ -238,6 +241,12 @@ def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tu
         return None, None
     cls = catalogue.schemes[scheme]
     digest = values.pop("wiring", None) if cls.origin else None
+    for key in values:
+        others = [name for name, other in catalogue.schemes.items() if hasattr(other, key)]
+        if others and not hasattr(cls, key):
+            message = f"{scheme} has no {key}, {listed(others)} has; in a grid, `when` limits an axis to a scheme"
+            problems.append(Problem(("norm", key), message))
+            return None, digest
     return parse.build(cls, values, ("norm",), problems), digest
 
 

@@ -1,5 +1,6 @@
 """`gpas plan`: what a run would do and cost."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -7,13 +8,14 @@ import typer
 from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Shrink, Where, offer_list
 from gpas_cli.cli.running import plan_for, plan_shrunk, print_site, words_of
-from gpas_cli.cli.selection import project, varied_entries, without_runs
+from gpas_cli.cli.selection import entries, experiments, project, split_settings, varied_entries, without_runs
 from gpas_cli.cli.views.plan import document, render
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.machine import named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.gpu import GPUS
 
@@ -51,6 +53,8 @@ def plan(
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
     chosen = varied_entries(names, where)
+    if not where:
+        _check_tables(split_settings(names or [])[0] or [experiments().default])
     if shrunk:
         if gpu is not None:
             raise GpasError("--shrink has no use for a kind of GPU; leave out --gpu")
@@ -63,6 +67,13 @@ def plan(
     else:
         say(render(planned, price, cells=cells or None, asked=words_of(names, where)))
         print_site(chosen)
+
+
+def _check_tables(grids: Sequence[str]) -> None:
+    """Raise GpasError for a declared table that could not be printed once the cells have been trained."""
+    for name in grids:
+        if spec := experiments().grids[name].table:
+            build(entries([name]), {}, {}, spec)
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:

@@ -3,19 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer, offer_list
+from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer
 from gpas_cli.cli.printed import paper_sections, printed_tables, with_others
 from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson
-from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import spelled
 from gpas_cli.plan.plan import Plan
@@ -34,10 +34,6 @@ from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
 from gpas_cli.structure import Document
-
-_NOTES = ("short", "all", "none")
-_FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
-
 
 _TableNames = Annotated[
     list[str] | None,
@@ -63,8 +59,11 @@ _Value = Annotated[
     ),
 ]
 _Format = Annotated[
-    str,
-    typer.Option("--format", "-f", help=f"Output format: {', '.join(_FORMATS)}.", autocompletion=offer_list(_FORMATS)),
+    Literal["rich", "markdown", "latex", "html", "csv", "json"], typer.Option("--format", "-f", help="Output format.")
+]
+_Notes = Annotated[
+    Literal["short", "all", "none"] | None,
+    typer.Option("--notes", help="Notes below the table; by default short in a terminal, else all."),
 ]
 
 
@@ -95,14 +94,7 @@ def table(
             "--missing", help="Print the cells without a number, and the command that runs them with its cost."
         ),
     ] = False,
-    noted: Annotated[
-        str,
-        typer.Option(
-            "--notes",
-            help=f"Notes below the table: {', '.join(_NOTES)}. By default short in a terminal, else all.",
-            autocompletion=offer_list(_NOTES),
-        ),
-    ] = "",
+    noted: _Notes = None,
     form: _Format = "rich",
     as_json: AsJson = False,
 ) -> None:
@@ -116,10 +108,6 @@ def table(
     Example: [bold]gpas table quickstart --paper --format markdown[/bold]
     """
     form = "json" if as_json else form
-    if form not in _FORMATS:
-        raise GpasError(f"unknown format '{form}'; {nearest(form, _FORMATS)}")
-    if noted and noted not in _NOTES:
-        raise GpasError(f"unknown notes '{noted}'; {nearest(noted, _NOTES)}")
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
@@ -149,7 +137,7 @@ def _print_papers(
     source: str | None,
     where: Sequence[str] | None,
     form: str,
-    noted: str,
+    noted: str | None,
     *,
     published_only: bool,
     missing: bool,
@@ -304,7 +292,7 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[Sequence[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def _print_paper_tables(tables: Sequence[Table], form: str, noted: str) -> None:
+def _print_paper_tables(tables: Sequence[Table], form: str, noted: str | None) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
     if form == "json":
         alone = [render.printed_json(table) for table in tables if table.alone]
@@ -314,7 +302,7 @@ def _print_paper_tables(tables: Sequence[Table], form: str, noted: str) -> None:
         _print_tables([(table.printed, table) for table in tables], form, "table", noted)
 
 
-def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str, noted: str) -> None:
+def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str, noted: str | None) -> None:
     """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
     if form == "csv" and len(tables) > 1:
         print(render.together(name, tables), end="")

@@ -279,16 +279,14 @@ def _left_out(table: Table) -> Iterator[Note]:
 
 
 def _gains(table: Table) -> Iterator[Note]:
-    everything = gains(table)
-    said = []
+    everything, said = gains(table), []
     for source in dict.fromkeys(gain.source for gain in everything):
         found = [gain for gain in everything if gain.source == source]
         same = sum(gain.ours * gain.published > 0 for gain in found)
         # The median: a published base that diverged differs from its method by a thousand.
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
-        digits = table.metric.digits
-        medians = f"(median {fixed(ours, digits, '+')} here, {theirs:+.{digits}f} there)"
-        said.append(f"{same} of {len(found)} as in {table.published[source].short} {medians}")
+        medians = f"median {fixed(ours, table.metric.digits, '+')} here, {theirs:+.{table.metric.digits}f} there"
+        said.append(f"{same} of {len(found)} as in {table.published[source].short} ({medians})")
     if said:
         yield Note("gains", f"differences with the same sign: {', '.join(said)}")
 
@@ -321,8 +319,8 @@ def _contributed(table: Table) -> Iterator[Note]:
             {f"commit {(one.git_commit or 'unknown')[:_DIGEST]}" for one in results},
         ]
         on = ", ".join(listed(sorted(each), _NAMED) for each in found)
-        text = f"{count(len(results), 'run')} contributed by {name}, on {on}"
-        yield Note("contributed", f"{text}; checked, but not trained here")
+        runs = count(len(results), "run")
+        yield Note("contributed", f"{runs} contributed by {name}, on {on}; checked, but not trained here")
         other = [at for at, own, cell in theirs if _texts(own) and _texts(cell) and _texts(own) != _texts(cell)]
         if other:
             yield Note("contributed", f"{name} measured on other validation text than here: {listed(other, _NAMED)}")

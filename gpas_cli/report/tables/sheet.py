@@ -202,7 +202,7 @@ class Drawn:
         shown = sheet.with_notes(self.notes, options.max_width).notes
         if shown:
             yield _notes(shown)
-        if left := len(sheet.notes) - len(shown):
+        if (left := len(sheet.notes) - len(shown)) and self.notes == "short":
             yield Text(f"{count(left, 'more note')}: --notes all", style="dim")
 
 
