@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpas_cli.cli.app import make_app
@@ -58,15 +59,56 @@ def _math(source: str, *_: Any, **__: Any) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as Typer documents them."""
+    """A table of all commands, then the arguments and options of each, as Typer documents them."""
     from typer import Context
     from typer.cli import get_docs_for_click
+
+    command = _program()
+    text = get_docs_for_click(obj=command, ctx=Context(command), name="gpas")
+    return _plain(f"{_overview(command)}\n\n{text[text.index('## `gpas init`') :]}")
+
+
+def options() -> str:
+    """Every option under a heading of its own, where the search finds it, with what it does in each command."""
+    uses: dict[str, dict[str, list[str]]] = {}
+    for path, one in _with_path(_program(), "gpas"):
+        for parameter in one.params:
+            for name in (name for name in parameter.opts if name.startswith("--") and name != "--help"):
+                uses.setdefault(name, {}).setdefault(parameter.help, []).append(f"`{path}`")
+    lines: list[str] = []
+    for name, helps in sorted(uses.items()):
+        meanings = (f"- {', '.join(paths)}: {text}" for text, paths in helps.items())
+        lines += [f"#### `{name}` {{ #option{name[1:]} }}", "", *meanings, ""]
+    return _plain("\n".join(lines))
+
+
+def _program() -> Any:
     from typer.main import get_command
 
-    command = get_command(make_app())
-    text = get_docs_for_click(obj=command, ctx=Context(command), name="gpas")
-    text = text[text.index("## `gpas init`") :]
+    return get_command(make_app())
+
+
+def _plain(text: str) -> str:
     return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text)
+
+
+def _overview(command: Any) -> str:
+    """A table of the commands in the order of `gpas --help`, with the first paragraph of their help."""
+    lines = ["| command | what it does |", "|---|---|"]
+    panels = list(dict.fromkeys(one.rich_help_panel for one in command.commands.values()))
+    for name, top in sorted(command.commands.items(), key=lambda item: panels.index(item[1].rich_help_panel)):
+        for path, one in _with_path(top, f"gpas {name}"):
+            if not hasattr(one, "commands"):
+                told = " ".join(one.help.split("\n\n")[0].split())
+                lines.append(f"| [`{path}`](#{path.replace(' ', '-')}) | {told} |")
+    return "\n".join(lines)
+
+
+def _with_path(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the program, its groups and its commands, each with its path."""
+    yield path, command
+    for name, one in getattr(command, "commands", {}).items():
+        yield from _with_path(one, f"{path} {name}")
 
 
 # The JSON of commands
@@ -111,18 +153,45 @@ def _json_type(field: Mapping[str, Any]) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
+def events() -> str:
+    """Every kind of journal event: when it is written, and its fields."""
+    from gpas_cli.events import KINDS
+
+    lines: list[str] = []
+    for kind, cls in KINDS.items():
+        required = {field.name for field in dataclasses.fields(cls) if _is_required(field)}
+        lines += [f"## `{kind}`", "", *_docstring(cls), "", "| field | type | |", "|---|---|---|"]
+        for name, field in json_schema(cls)["properties"].items():
+            words = _json_type(field).removesuffix(" or null").replace("number or string", "number")
+            lines.append(f"| `{name}` | {words} | {'required' if name in required else ''} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 # The grid language
 
 
 def experiments() -> str:
-    """Every grid of the experiments.yaml that the package ships, with its number of cells."""
+    """Every grid of the experiments.yaml that the package ships: its paper, cells, and cost as `gpas plan` has it."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
+    from gpas_cli.grid.packs import known_packs
+    from gpas_cli.plan.machine import named_gpus
+    from gpas_cli.plan.plan import plan
 
     shipped = load(packaged("experiments.yaml"))
-    lines = ["| grid | cells | experiment |", "|---|--:|---|"]
-    for name, grid in shipped.grids.items():
-        lines.append(f"| `{name}` | {len(expand(shipped, [name]))} | {grid.title} |")
+    paper_of = {grid: f"`{name}`" for name, pack in known_packs().items() for grid in pack.names("grids")}
+    lines = ["| grid | paper | cells | GPUs | GPU hours | experiment |", "|---|---|--:|--:|--:|---|"]
+    with TemporaryDirectory() as empty:
+        for name, grid in shipped.grids.items():
+            planned = plan(Path(empty), expand(shipped, [name]), machine=named_gpus("A100"))
+            gpus = max(job.resources.gpus for job in planned.jobs)
+            cost = f"{gpus} | {planned.estimate.gpu_hours:,.0f}" if gpus else "CPU | "
+            lines.append(f"| `{name}` | {paper_of.get(name, '')} | {len(planned.rows)} | {cost} | {grid.title} |")
     return "\n".join(lines)
 
 
@@ -394,7 +463,9 @@ def extension() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "options": options,
     "json": json_documents,
+    "events": events,
     "experiments": experiments,
     "settings": settings,
     "sizes": sizes,

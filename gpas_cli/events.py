@@ -9,7 +9,7 @@ A field that is None is not written, and one that a line does not have is read a
 kind that this version does not know becomes `Unknown`, an event without a required field or with a field of the wrong
 type `Malformed`, and fields that this version does not know are kept in `unread`.
 
-To add a kind, add a dataclass, its entry in KINDS, and its row in docs/reference/journal.md.
+To add a kind, add a dataclass and its entry in KINDS. docs/reference/journal.md is made of their docstrings and fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +53,11 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """The job entered a new phase. The fields after `detail` say how a training computes, and are None in other phases.
+    """The job entered a new phase: tokenising, training, evaluating, ... The fields after `detail` say how a training
+    computes; other phases do not have them.
 
-    `gemm` is the float32 matrix product; `gemm_origin` is what chose it.
+    `resumed_from`: the update of the checkpoint that the training began with. `gemm`: the float32 matrix product;
+    `gemm_origin`: what chose it.
     """
 
     name: str
@@ -75,8 +77,9 @@ class Phase(Event):
 class TextFacts(Event):
     """The text is known. Results are comparable only if the fingerprints are equal.
 
-    `epochs`, `cut` and `validation_targets`: see `data.text_usage.TextUsage`. `shared_documents`: validation documents
-    that are training text too. `left_out`: malformed records, by reason.
+    `epochs`: how often the training reads each row. `cut`: the fraction of the training text's bytes that `layout: pad`
+    cuts off. `validation_targets`: the validation tokens to predict. `shared_documents`: validation documents that are
+    training text too. `left_out`: malformed records, by reason.
     """
 
     source: str | None = None
@@ -105,11 +108,11 @@ class Verified(Event):
 
 @dataclass(frozen=True)
 class Step(Event):
-    """The newest update, or the progress of a job that does not train: `step` of `steps`.
+    """The newest update, every `log_every` updates, or the progress of a job that does not train: `step` of `steps`.
 
-    `loss` in nats per token, `mean_loss` the mean of all updates since the last such event, as are the rates; `memory`
-    in bytes. `loss_scale`: of the update, in precision fp16. `split`: the split that a tokenising job is reading.
-    `warnings`: how many the journal holds so far.
+    `tokens`: those predicted so far, without the padding of rows. `loss` in nats per token, `mean_loss` the mean of
+    all updates since the last such event, as are the rates; `memory` in bytes. `loss_scale`: of the update, in
+    precision fp16. `split`: the split that a tokenising job is reading. `warnings`: how many the journal holds so far.
     """
 
     step: int
@@ -131,7 +134,13 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Layers(Event):
-    """Statistics by layer: name -> one number for each layer, None for a layer without it."""
+    """Statistics by layer, every `stats_every` updates: name -> one number for each layer, null for a layer without it.
+
+    Of a training: the gate act(alpha), alpha, activation variance, kurtosis, max-to-rms, max-to-median, effective rank,
+    cosine and update of blocks, the share of attention on the first token, gradient and weight norms. The stage
+    importance writes importance, angular distances, norms and stability. The stage layers also writes the
+    distributions of sub-layer outputs, for each layer the shares of bins; with `step` 0 they are those at the start.
+    """
 
     step: int
     values: Mapping[str, Sequence[Number | None]]
@@ -139,7 +148,7 @@ class Layers(Event):
 
 @dataclass(frozen=True)
 class Spike(Event):
-    """A value far above the running median (`usual`). `of`: loss or grad_norm."""
+    """A value far above the running median (`usual`) before it. `of`: loss or grad_norm."""
 
     step: int
     of: str
@@ -149,7 +158,8 @@ class Spike(Event):
 
 @dataclass(frozen=True)
 class Skipped(Event):
-    """An update that left the weights unchanged: its gradients were not finite with this scale of the loss."""
+    """An update in precision fp16 that left the weights unchanged: its gradients were not finite with this scale of the
+    loss."""
 
     step: int
     loss_scale: Number
@@ -157,7 +167,10 @@ class Skipped(Event):
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    """The validation scores of `train.evaluate.evaluate` after update `step`.
+    """The validation scores after update `step`: every `eval_every` updates, and at the end.
+
+    `loss` weighs every token equally, `loss_batch_mean` is the mean of the batches' means, and `loss_reference` is what
+    the published code of GPAS computes.
 
     `answer_loss`: of a finetuning, the loss on held-out examples in nats per token. The numbers of a masked language
     model and of a denoiser are over the tokens that they predict; such networks have no `loss` and no `perplexity`.
@@ -184,9 +197,9 @@ class Evaluation(Event):
 class Removal(Event):
     """A measurement of layer importance: the network without layer `layer`, or the whole network if that is 0.
 
-    removed: None for the whole layer; else "attention" or "feed_forward", its sub-layer alone, or "last 4", "closest
+    removed: absent for the whole layer; else "attention" or "feed_forward", its sub-layer alone, or "last 4", "closest
     4": so many layers from `layer` on.
-    loss: nats per token, None if the network predicts no tokens. distances: for the whole network, the series of
+    loss: nats per token, absent if the network predicts no tokens. distances: for the whole network, the series of
     angular distances and norms; without a layer, the change of the output. checkpoint, text: what was measured on which
     text; measurements with others cannot be compared. rows: rows computed at once.
     """
@@ -239,8 +252,8 @@ class Score(Event):
     """One metric of a task or a text.
 
     metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ..., or `skipped`, the number of documents that were not
-    scored. value: accuracies are fractions. examples: how many documents were scored. stderr: its standard error, None
-    if unknown. harness: the program that scored them, and its version. shots: solved examples in each prompt.
+    scored. value: accuracies are fractions. examples: how many documents were scored. stderr: its standard error,
+    if known. harness: the program that scored them, and its version. shots: solved examples in each prompt.
     checkpoint: the network that was scored; scores of others cannot be continued.
     """
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
+from browser import CHROMIUM, chromium
 from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
 from schemas import document_of, documents, json_schema
 from shipped import EXPERIMENTS, cells_of
@@ -315,12 +315,16 @@ def test_generated_parts_name_everything() -> None:
     listed = parts["commands"]()
     for name in ("gpas plan", "gpas run grid", "gpas data prepare", "gpas db rebuild"):
         assert f"# `{name}`\n" in listed
-    assert "--notify" in listed
+        assert f"| [`{name}`](#{name.replace(' ', '-')}) | " in listed
+    assert re.search(r"^#### `--notify` \{ #option-notify \}\n\n- .*`gpas run grid`", parts["options"](), re.MULTILINE)
     assert "[bold]" not in listed
     form = parts["json"]()
     for name in documents():
         assert f"`gpas {name}`" in form
         assert all(f"| `{field}` |" in form for field in json_schema(document_of(name))["properties"])
+    events = parts["events"]()
+    assert all(f"## `{kind}`\n\n{cls.__doc__.splitlines()[0]}" in events for kind, cls in KINDS.items())
+    assert "| `step` | integer | required |\n| `loss` | number |  |" in events
     tables = parts["tables"]()
     for table in Base.metadata.sorted_tables:
         assert f"## `{table.name}`" in tables
@@ -331,28 +335,50 @@ def test_generated_parts_name_everything() -> None:
         assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
     grids = parts["experiments"]()
     assert all(f"| `{name}` |" in grids for name in EXPERIMENTS.grids)
+    assert "| `table2` | `gpas` | 55 | 4 | 2,552 |" in grids
+    assert re.search(r"^\| `quickstart-spike` \| `spike_no_more` \| \d+ \| CPU \|  \|", grids, re.MULTILINE)
     assert "| `71m` | 512 | 1,368 | 8 | 12 |" in parts["sizes"]()
     assert "| `b2t` | B2T |" in parts["schemes"]()
     assert "| `mean_importance` |" in parts["metrics"]()
 
 
-def test_every_journal_event_and_field_is_described() -> None:
-    page = (DOCS / "reference/journal.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \|[^|]*\|(.*)\|$", page, re.MULTILINE))
-    assert set(rows) == set(KINDS)
-    for kind, cls in KINDS.items():
-        named = re.findall(r"`(\w+)`", rows[kind])
-        assert sorted(set(named)) == sorted(field.name for field in fields(cls) if field.name != "unread"), kind
-
-
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="`make docs` installs MkDocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    return built
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > len(list(DOCS.rglob("*.md"))) - 1
     for page in pages:
         text = page.read_text("utf-8")
         assert "<!-- generated" not in text
         assert not EXTERNAL.findall(text), page
+
+
+FOUND = {
+    "--paper": "reference/commands.html#option-paper",
+    "figure --paper": "reference/commands.html#gpas-figure",
+    "--where": "reference/commands.html#option-where",
+    "docker": "how-to/install.html",
+    "GPU hours": "reference/commands.html#gpas-plan",
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_search_of_the_site_works_when_it_is_opened_as_files(site: Path) -> None:
+    pytest.importorskip("playwright", reason="needs playwright")
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{site.as_uri()}/index.html")
+        for query, place in FOUND.items():
+            page.fill("input.md-search__input", query)
+            page.press("input.md-search__input", "End")
+            first = page.locator(f".md-search-result__item:nth-child(-n+2) a[href*='{place}']").first
+            first.wait_for(state="attached", timeout=20_000)
