@@ -3,16 +3,22 @@
 import hashlib
 import json
 import os
+import re
+import subprocess
 import tarfile
+import venv
 from pathlib import Path
+from typing import Any
 
 import faded_plugin
 import pytest
-from face import EXPERIMENTS, Face, gpas
+from face import EXPERIMENTS, START, Face, end, gpas
 from scored import finish_cells
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
+from gpas_cli.events import TextFacts
+from gpas_cli.extensions.export import ro_crate
 from gpas_cli.grid.companions import add_seeds, write_tuned
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
@@ -72,7 +78,7 @@ def test_it_holds_records_journals_and_code_and_nothing_else(finished: Face, tmp
     assert document["archive"]["files"] == len(files)
     names = {Path(name).name for name in files}
     assert names == {
-        "README.md", "SHA256SUMS", "archive.json", "experiments.yaml", "small.md", "small.csv", ".project.json",
+        "README.md", "SHA256SUMS", "archive.json", "ro-crate-metadata.json", "experiments.yaml", "small.md", "small.csv", ".project.json",
         "attempt.json", "journal.jsonl", "loop.py",
     }  # fmt: skip
     sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
@@ -294,3 +300,69 @@ def test_code_whose_copy_is_gone_is_named(face: Face) -> None:
     made = face.ended("pre-s1", "done", 5.0)
     made.attempt_path.write_text(made.attempt_path.read_text().replace('"c0de"', f'"{CODE}"'))
     assert f"the copy of code {CODE} is gone" in face("export", "--archive", "small.tar", "small").out
+
+
+def graph(folder: Path) -> dict[str, dict[str, Any]]:
+    return {one["@id"]: one for one in json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]}
+
+
+@pytest.fixture
+def crate(finished: Face, tmp_path: Path) -> Path:
+    text = ("data", {"source": "stdlib", "fingerprint": "a1", "validation_fingerprint": "b2"})
+    shards = ("verified", {"split": "train", "shards": {"00000": "c3" * 32}})
+    finished.recorded(finished.entry("post-s2"), ("start", START), text, shards, ("outcome", end("done", metrics={})))
+    finished("export", "--archive", "small.tar.gz", "small")
+    return unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
+
+
+def test_an_archive_is_described_for_machines(crate: Path) -> None:
+    found = graph(crate)
+    parts = [part["@id"] for part in found["./"]["hasPart"]]
+    assert all((crate / part).exists() for part in parts)
+    assert {"experiments.yaml", "tables/small.csv", "SHA256SUMS", f"runs/.code/{CODE}/"} <= set(parts)
+    actions = [found[one["@id"]] for one in found["./"]["mentions"]]
+    assert sorted(one["actionStatus"].removeprefix("http://schema.org/") for one in actions) == [
+        *["CompletedActionStatus"] * 5, "FailedActionStatus",
+    ]  # fmt: skip
+    (failed,) = (one for one in actions if "error" in one)
+    assert failed["error"] == "no luck"
+    assert all(one["startTime"] <= one["endTime"] and (crate / one["result"]["@id"]).is_dir() for one in actions)
+    text = found["#text-a1"]
+    assert text["license"] == "not stated; ask the authors"
+    (known,) = ro_crate.texts({"source": "stdlib", "path": ""}, TextFacts(fingerprint="d4"), 0.0)
+    assert known["license"] == "https://docs.python.org/3/license.html"
+    assert re.search(r"Read first on \d{4}-\d\d-\d\d;", text["description"])
+    assert [found[shard["@id"]]["sha256"] for shard in text["hasPart"]] == ["c3" * 32]
+
+
+VALIDATION = """
+import gzip, json, sys
+import rdflib.plugins.shared.jsonld.context as jsonld, requests
+from rocrate_validator import models, services
+from rocrate_validator.utils.http import HttpRequester
+CONTEXT = gzip.open(sys.argv[2]).read()
+def answer(self, url, **more):
+    made = requests.Response()
+    made.status_code, made._content, made.url, made.headers["Content-Type"] = 200, CONTEXT, url, "application/ld+json"
+    return made
+type(HttpRequester()).get = answer  # no network
+jsonld.source_to_json = lambda source, *more: (json.loads(CONTEXT), None)
+for profile in ("ro-crate-1.2", "workflow-run-crate-0.5"):
+    asked = services.ValidationSettings(
+        rocrate_uri=sys.argv[1], profile_identifier=profile, requirement_severity=models.Severity.REQUIRED
+    )
+    for issue in services.validate(asked).get_issues():
+        print(profile, issue.check.identifier, issue.message)
+    print(profile, "checked")
+"""
+
+
+@pytest.mark.release
+def test_its_description_is_valid(crate: Path, tmp_path: Path) -> None:
+    """The validator of the RO-Crate community, in an environment of its own: it asks for an older rich."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "roc-validator==0.13.0"], check=True)
+    context = Path(__file__).parents[1] / "golden/ro-crate-1.2-context.jsonld.gz"
+    said = subprocess.run([python, "-c", VALIDATION, crate, context], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["ro-crate-1.2 checked", "workflow-run-crate-0.5 checked"]

@@ -7,6 +7,7 @@ fold          gates, scales and other factors folded into the weights of a netwo
 remote        that code as `transformers` runs it; nothing imports it here
 card          the model card
 archive       tables with everything behind their numbers, in one file
+ro_crate      what an archive says of itself to machines
 contribution  the record of a cell that others may show in the tables of a paper
 """
 

@@ -7,6 +7,7 @@
     NAME/runs/.code/HASH/       the code that they ran, with the included papers of the package
     NAME/tables/GRID.md, .csv   the tables as they were printed
     NAME/published/PAPER.yaml   the published numbers beside them
+    NAME/ro-crate-metadata.json the same for machines (`ro_crate`)
     NAME/SHA256SUMS             checksums of all other files
 
 Checkpoints, logs and texts are not included, nor are forgotten attempts and networks that were not trained here: a
@@ -34,6 +35,7 @@ from jinja2 import Template
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.export import ro_crate
 from gpas_cli.files import open_regular
 from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, Experiments
@@ -109,6 +111,8 @@ def write_archive(
     facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, "papers": papers, **counts}
     members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     members["README.md"] = _readme(experiments, facts).encode()
+    described = [name for name in members if not name.startswith("runs/")]
+    members[ro_crate.NAME] = ro_crate.metadata(described, list(grids), tried, copies)
     with _replacing(path) as file:
         write_members(file, path.name.removesuffix(suffix), members, compressed=suffix != ".tar")
     with path.open("rb") as written:
