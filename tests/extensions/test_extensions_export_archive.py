@@ -78,7 +78,8 @@ def test_it_holds_records_journals_and_code_and_nothing_else(finished: Face, tmp
     assert document["archive"]["files"] == len(files)
     names = {Path(name).name for name in files}
     assert names == {
-        "README.md", "SHA256SUMS", "archive.json", "ro-crate-metadata.json", "experiments.yaml", "small.md", "small.csv", ".project.json",
+        "README.md", "SHA256SUMS", "archive.json", "ro-crate-metadata.json",
+        "experiments.yaml", "small.md", "small.csv", ".project.json",
         "attempt.json", "journal.jsonl", "loop.py",
     }  # fmt: skip
     sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
