@@ -179,6 +179,19 @@ def test_the_overview_and_a_claim_in_detail(project: Face) -> None:
     assert "next: gpas run grid g --where norm=mix --where gate=gpas --where seed=3" in said
 
 
+def test_the_appendix_for_those_who_check_claims(project: Face) -> None:
+    said = project("claims", "gate-lowers-perplexity", "variance-at-10", "--appendix", "a.md", "--price", "2").out
+    assert said == "Wrote a.md: 2 claims.\n"
+    text = (project.folder / "a.md").read_text()
+    first, second = text.split("\n## ")[1:]
+    assert "(GPAS paper, section 4.2)" in first
+    assert first.count(" | difference from the base < 0; ") == 2, "a line for each scheme with cells"
+    assert "| hardware | " in first
+    assert "gpas run claims gate-lowers-perplexity\n" in first
+    assert "by itself > 1" in second
+    assert "price" not in second, "its cells ask for no GPU"
+
+
 def test_nothing_selected_and_an_unknown_name(project: Face) -> None:
     assert "No claim matches these grids" in project("claims", "--toy").out
     assert "No claim matches these grids" in project("claims", "signs", "--toy").out

@@ -7,6 +7,7 @@ evaluate    a claim + what is recorded -> `Verdict`; p values and intervals; the
 sequential  a test that holds under optional stopping
 verdict     `Verdict` and its parts; evidence that stays valid however often it is read
 command     `gpas claims`
+appendix    what those who check claims must know before, for a paper's artifact
 frame       `gpas_cli.results.claims`
 """
 

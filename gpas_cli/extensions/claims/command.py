@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +13,15 @@ from rich.text import Text
 
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_grid
-from gpas_cli.cli.selection import entries, experiments, recorded_of
+from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
+from gpas_cli.extensions.claims.appendix import appendix as write_appendix
 from gpas_cli.extensions.claims.declared import select_claims, tuned_claims, undeclared_claims
 from gpas_cli.extensions.claims.evaluate import SIGN, evaluate
 from gpas_cli.extensions.claims.options import Tuned, complete_claim
 from gpas_cli.extensions.claims.sequential import SUPPORTED, UNDECIDED
 from gpas_cli.extensions.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json, styled
+from gpas_cli.files import replace_file
 from gpas_cli.grid.declared import EACH_RUN, SPREAD, Claim
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import title_of
@@ -49,18 +52,36 @@ def claims(
         bool | None, typer.Option("--toy/--paper-size", help="Only claims at toy size, or only at paper size.")
     ] = None,
     tuned: Tuned = False,
+    appendix: Annotated[
+        Path | None,
+        typer.Option(
+            "--appendix", metavar="FILE", help="Write claims, commands, hardware, hours, tolerances as Markdown."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0.0, help="With --appendix: the price of a GPU-hour.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge each claim, published or your own, by your results.
 
     Declare your claims in experiments.yaml under `claims`; the papers' claims are built in.
 
+    With --appendix, writes what an artifact committee asks for.
+
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
+
+    Example: [bold]gpas claims --source gpas --appendix appendix.md --price 2.5[/bold]
     """
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     if tuned:
         chosen = tuned_claims(experiments(), chosen)
     verdicts = _verdicts(chosen) if chosen else []
+    if appendix:
+        described = ((one, _source_text(one.claim), [*map(_tolerance, one.parts)]) for one in verdicts)
+        replace_file(appendix, write_appendix(project(), described, price).encode())
+        say(f"Wrote {appendix}: {count(len(verdicts), 'claim')}.")
+        return
     if as_json:
         print_json(ClaimsJson(schema=1, claims=[claim_json(verdict) for verdict in verdicts]))
         return
@@ -101,6 +122,10 @@ def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iter
 
 def _source_title(source: str) -> str:
     return title_of(source, experiments().packs) if source else "Your claims"
+
+
+def _source_text(claim: Claim) -> str:
+    return ", ".join(filter(None, (_source_title(claim.source.paper), claim.source.where)))
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Columns:
@@ -183,8 +208,7 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     yield Padding(Text(claim.statement), (0, 0, 0, 2))
     if claim.source.where:
         quote = f": \N{LEFT DOUBLE QUOTATION MARK}{claim.source.quote}\N{RIGHT DOUBLE QUOTATION MARK}"
-        source = f"{_source_title(claim.source.paper)}, {claim.source.where}"
-        yield Padding(Text(source + (quote if claim.source.quote else ""), style="dim"), (0, 0, 0, 2))
+        yield Padding(Text(_source_text(claim) + (quote if claim.source.quote else ""), style="dim"), (0, 0, 0, 2))
     if verdict.reason:
         yield Padding(Text(verdict.reason), (0, 0, 0, 2))
     if verdict.parts:
@@ -216,6 +240,13 @@ def _parts(parts: Sequence[Part]) -> Columns:
         for part in parts
     ]  # fmt: skip
     return Columns.of(rows, [name for name in rows[0] if name not in ("part", "verdict", "direction", "test")])
+
+
+def _tolerance(part: Part) -> tuple[str, str]:
+    """Return the title of a part, and its claimed interval with the published effect and ours."""
+    effects = {"published": part.published, "here": part.effect}
+    known = [f"{_effect_text(part, effect)} {whose}" for whose, effect in effects.items() if effect is not None]
+    return part.title or "tolerance", "; ".join((f"{_compared(part)} {_claimed_text(part)}", *known))
 
 
 def _effect_text(part: Part, effect: float | None) -> str:
