@@ -189,14 +189,10 @@ def _own(stage: StageRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(StageRecord):
-    """What the process that measures a cell reads: `rows` of its share of an update are computed, 0 for all of them.
-
-    processes: the number of processes that share an update in the job.
-    """
+    """What the process that measures a cell reads. `processes`: how many share an update in the job."""
 
     threads: int
     seconds: float
-    rows: int
     processes: int = 1
 
 
