@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from saving import save
 
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -20,7 +21,6 @@ from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.training import prepare_text
@@ -87,7 +87,7 @@ def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
     with torch.no_grad():
         for gate in trained.gates():
             gate.alpha.fill_(0.7)
-    path = checkpoint.save(root / "kept", cell().key, trained, make_adam(trained, cell().optim), Position(step=8))
+    path = save(root / "kept", cell().key, trained, make_adam(trained, cell().optim), Position(step=8))
     broken = root / "step-00000009"
     broken.write_bytes(b"torn")
     report = examine(cell(), root / "cache", root, [broken, path])
