@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpas_cli.extensions.theory.results import Law, Printed
+
 Array = NDArray[np.float64]
 
 _DIMENSION = 100  # d, as in Figure 3
@@ -55,32 +57,6 @@ class _Kind:
 BOTH = _Kind("residual connection and norm", residual=True, norm=True)
 _NO_RESIDUAL = _Kind("no residual connection", residual=False, norm=True)
 _NO_NORM = _Kind("no norm", residual=True, norm=False)
-
-
-@dataclass(frozen=True)
-class Printed:
-    """An exponent that the paper prints: its value, and whether it is a lower bound, an upper bound or approximate."""
-
-    value: float
-    relation: str  # at least, at most, about
-
-    def __str__(self) -> str:
-        signs = {"at least": "\N{GREATER-THAN OR EQUAL TO}", "at most": "\N{LESS-THAN OR EQUAL TO}", "about": "about"}
-        return f"{signs[self.relation]} {self.value:g}"
-
-
-@dataclass(frozen=True)
-class Law:
-    """One quantity of a simulation: the fitted exponent beside the printed one.
-
-    norm: the exponent of L. psi: the exponent of L / l at the last depth. For networks without a norm, which grow by a
-    factor with each layer, both are exponents of 2 per layer, psi of its least value over L - 1. gap: the exponent
-    of L.
-    """
-
-    quantity: str
-    fitted: float
-    printed: Printed | None
 
 
 @dataclass(frozen=True)
