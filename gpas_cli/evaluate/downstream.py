@@ -75,10 +75,10 @@ def score_tasks(
                 )
             ]  # fmt: skip
 
-    return _in_turn(section.tasks, scores_of, skip, progress)
+    return in_turn(section.tasks, scores_of, skip, progress)
 
 
-def _in_turn(
+def in_turn(
     names: Sequence[str],
     score: Callable[[str, Report | None], list[Score]],
     skip: Iterable[str],
@@ -190,7 +190,7 @@ def score_texts(
     def scores_of(name: str, report: Report | None) -> list[Score]:
         return _scores_of_text(name, read_text(paths[name], root, section.limit), scorer, tokenizer, report)
 
-    return _in_turn(section.names, scores_of, skip, progress)
+    return in_turn(section.names, scores_of, skip, progress)
 
 
 def _scores_of_text(

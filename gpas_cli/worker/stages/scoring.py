@@ -9,9 +9,9 @@ from pathlib import Path
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import MissingTask, in_turn, score_tasks, score_texts
+from gpas_cli.evaluate.likelihood import Report, Scorer, ScoringStopped
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.files import replace_file
@@ -68,7 +68,7 @@ class ScoreSheet:
     def record(
         self,
         found: Iterable[Sequence[Score] | MissingTask],
-        scorer: Scorer,
+        scorer: Scorer | Translations,
         metrics: Callable[[_Scores], Mapping[str, float]],
     ) -> Outcome:
         """Record scores as `found` yields them, and return the outcome, with the metrics of all scores.
@@ -224,41 +224,25 @@ def run_translation(stage: StageContext) -> Outcome:
     the others; the outcome is then `interrupted`, with the reason.
     """
     section: Translation = stage.parameters
-    began = time.perf_counter()
     name = short_name(stage.trained_checkpoint())
     tokenizer, loaded = stage.tokenizer(), stage.load_trained(section.averaged(stage.cell.optim.updates))
     assert isinstance(loaded.network, Translator)
     longest = stage.cell.model.family.row_length(stage.cell.data.length)
     translations = Translations(loaded.network, loaded.precision, tokenizer, section, longest)
-    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
-    scores = {one.task: float(one.value) for one in earlier if (one.metric, one.checkpoint) == (BLEU, name)}
-    missing: list[str] = []
-    for place, test in enumerate(section.tests, 1):
-        label = text_name(test)
-        if label in scores:
-            continue
-        try:
-            found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
-        except DataError as error:
-            stage.emit(Warned(f"{label} is not translated: {error}"))
-            missing.append(str(error))
-            continue
+    tests = {text_name(test): (test, penalty) for test, penalty in zip(section.tests, section.penalties, strict=True)}
+    folder = stage.directory.path / _TRANSLATIONS
 
-        def report(done: int, total: int, label: str = label, place: int = place) -> None:
-            stage.emit(Scoring(label, place, len(section.tests), done, total))
+    def scores_of(label: str, report: Report | None) -> list[Score]:
+        test, penalty = tests[label]
+        found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
+        texts = translations.of(found.sources, penalty, report, lambda: stage.stop() is not None)
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / f"{label}.txt", "".join(f"{text}\n" for text in texts), durable=False)
+        value, signature = bleu(texts, found)
+        return [Score(label, BLEU, value, len(texts), None, found.version, f"sacrebleu {signature}")]
 
-        try:
-            texts = translations.of(
-                found.sources, section.penalties[place - 1], report, lambda: stage.stop() is not None
-            )
-        except ScoringStopped:
-            return Outcome(stage.stop() or "interrupted", len(scores))
-        file = stage.directory.path / _TRANSLATIONS / f"{label}.txt"
-        file.parent.mkdir(exist_ok=True)
-        replace_file(file, "".join(f"{text}\n" for text in texts), durable=False)
-        scores[label], signature = bleu(texts, found)
-        harness = f"sacrebleu {signature}"
-        stage.emit(Score(label, BLEU, scores[label], len(texts), None, found.version, harness, checkpoint=name))
-    costs = {"truncated": float(translations.cut), "seconds": time.perf_counter() - began}
-    state = "interrupted" if missing else "done"
-    return Outcome(state, len(scores), missing[0] if missing else "", metrics=section.metrics(scores) | costs)
+    sheet = _sheet(stage, "test set", list(tests), lambda _: BLEU, name)
+    found = in_turn(sheet.tasks, scores_of, sheet.scored(), sheet.report)
+    return sheet.record(
+        found, translations, lambda scores: section.metrics({label: value for (label, _), value in scores.items()})
+    )
