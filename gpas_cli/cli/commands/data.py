@@ -236,7 +236,7 @@ def import_task(
 ) -> None:
     """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the format of lm-evaluation-harness for the task, of LLM-Adapters or, for squad, squadv2, triviaqa,
+    Documents have the format of lm-evaluation-harness for the task or, for squad, squadv2, triviaqa,
     tydiqa, drop, coqa and quac, of the authors' files. For a task with a new name, they have a context, choices and
     answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
     prints.
