@@ -10,21 +10,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import TextDemand
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.structure import ABSENT, Record
-
-
-@dataclass(frozen=True)
-class TextDemand:
-    """The text that a tokenising job prepares: `rows` of training text under a vocabulary of `vocab` ids."""
-
-    data: Data
-    vocab: int
-    rows: int
 
 
 @dataclass(frozen=True)
