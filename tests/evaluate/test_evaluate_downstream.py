@@ -21,17 +21,9 @@ from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import downstream
-from gpas_cli.evaluate.downstream import (
-    MissingTask,
-    choices_scorer,
-    requests,
-    score_tasks,
-    score_texts,
-    standard_error,
-    windows,
-)
+from gpas_cli.evaluate.downstream import choices_scorer, requests, score_task, score_text, standard_error, windows
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import FORMS
@@ -86,18 +78,6 @@ def test_the_standard_error_is_that_of_a_mean() -> None:
     assert standard_error([True]) is None
 
 
-def test_a_task_that_cannot_be_had_does_not_stop_the_others(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
-    source = write(tmp_path / "own.jsonl", [{"context": "gate", "choices": ["norm", "layer"], "answer": 0}] * 3)
-    there = import_task(source, "own", tmp_path).name
-    absent = "own@0123456789ab"
-    found = list(score_tasks(Downstream(tasks=(absent, there)), *ours, tmp_path))
-    assert isinstance(found[0], MissingTask)
-    assert found[0].task == absent
-    assert isinstance(found[1], list)
-    assert found[1][0].task == there
-    assert list(score_tasks(Downstream(tasks=(absent, there)), *ours, tmp_path, skip=[absent, there])) == []
-
-
 LONG = {"goal": "cut", "sol1": "gate " * 100, "sol2": "norm", "label": 0}
 
 
@@ -136,10 +116,8 @@ def test_a_task_without_a_question_that_fits_has_their_number_and_the_others_are
     other = import_task(
         write(tmp_path / "own.jsonl", [{"context": "a", "choices": ["b", "c"], "answer": 0}]), "own", tmp_path
     ).name
-    skipped, found = score_tasks(Downstream(tasks=(name, other)), *ours, tmp_path)
-    assert isinstance(skipped, list)
+    skipped, found = (score_task(one, Downstream(), *ours, tmp_path) for one in (name, other))
     assert [(one.task, one.metric, one.value, one.examples) for one in skipped] == [(name, "skipped", 2, 0)]
-    assert isinstance(found, list)
     assert found[0].task == other
 
 
@@ -307,10 +285,9 @@ def test_a_word_that_does_not_fit_is_a_missing_text_and_the_others_are_scored(
     )
     (tmp_path / "own.txt").write_text(TEXT)
     section = Texts(texts=("lambada_openai", "own.txt"))
-    missing, found = score_texts(section, scorer(network, 8), tokenizer, tmp_path)
-    assert isinstance(missing, MissingTask)
-    assert "more than the 8 tokens" in missing.reason
-    assert isinstance(found, list)
+    with pytest.raises(GpasError, match="more than the 8 tokens"):
+        score_text("lambada_openai", section, scorer(network, 8), tokenizer, tmp_path)
+    assert score_text("own.txt", section, scorer(network, 8), tokenizer, tmp_path)
 
 
 def loss_of(network: Llama, ids: list[int]) -> Tensor:
@@ -324,7 +301,7 @@ def test_scores_are_the_loss_by_token_byte_and_word(tmp_path: Path, network: Lla
     ids = [tokenizer.eos_id, *tokenizer.encode(TEXT)]
     nats = loss_of(network, ids).item()
     section = Texts(texts=("own=own.txt", "gone/*.txt"))
-    found, missing = score_texts(section, scorer(network, 4096), tokenizer, tmp_path)
+    found = score_text("own", section, scorer(network, 4096), tokenizer, tmp_path)
     assert {score.metric: score.value for score in found} == pytest.approx(
         {
             "text_loss": nats / (len(ids) - 1),
@@ -335,11 +312,8 @@ def test_scores_are_the_loss_by_token_byte_and_word(tmp_path: Path, network: Lla
     )
     assert found[-1].metric == "text_perplexity"
     assert {(score.task, score.examples, len(score.task_version)) for score in found} == {("own", 1, 12)}
-    assert isinstance(missing, MissingTask)
-    assert missing.task == "gone/*.txt"
-    assert "no file" in missing.reason
-    (again,) = score_texts(section, scorer(network, 4096), tokenizer, tmp_path, skip=["own"])
-    assert again == missing
+    with pytest.raises(DataError, match="no file"):
+        score_text("gone/*.txt", section, scorer(network, 4096), tokenizer, tmp_path)
 
 
 def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
@@ -348,8 +322,8 @@ def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
     """As a training corpus a file of this size is divided at blank lines, so that a part can be held out."""
     text = "\n\n".join([TEXT] * 600)
     (tmp_path / "own.txt").write_text(text)
-    (alone,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
-    assert isinstance(alone, list)
+    section = Texts(texts=("own=*.txt",))
+    alone = score_text("own", section, scorer(network, 64), tokenizer, tmp_path)
     ids = [tokenizer.eos_id, *tokenizer.encode(text)]
     nats = 0.0
     for window in windows(ids, 64):
@@ -364,8 +338,7 @@ def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
             "later ones after the token before them")
     }  # fmt: skip
     (tmp_path / "second.txt").write_text(text)
-    (both,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
-    assert isinstance(both, list)
+    both = score_text("own", section, scorer(network, 64), tokenizer, tmp_path)
     assert [one.value for one in both] == pytest.approx([one.value for one in alone], rel=1e-12)
     assert both[0].examples == 2
     assert read_text("own.txt", tmp_path).digest == read_text("./own.txt", tmp_path).digest

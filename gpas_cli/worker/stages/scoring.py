@@ -1,16 +1,16 @@
 """The stages that measure a trained network: tasks, texts, translations."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.downstream import MissingTask, in_turn, score_tasks, score_texts
+from gpas_cli.evaluate.downstream import score_task, score_text, unscored
 from gpas_cli.evaluate.likelihood import Report, Scorer, ScoringStopped
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
@@ -65,46 +65,46 @@ class ScoreSheet:
         self._add([score for score in found if score.task in wanted])
         return [task for task in self.tasks if task in wanted]
 
-    def record(
+    def complete(
         self,
-        found: Iterable[Sequence[Score] | MissingTask],
+        score: Callable[[str, Report], Sequence[Score]],
         scorer: Scorer | Translations,
         metrics: Callable[[_Scores], Mapping[str, float]],
     ) -> Outcome:
-        """Record scores as `found` yields them, and return the outcome, with the metrics of all scores.
+        """Record what `score` returns for each task that has no score yet, and return the outcome, with the metrics of
+        all scores.
 
-        If a task is missing, the outcome is `interrupted`, with the reason.
+        A task for which `score` raises GpasError does not stop the others. The outcome is then `interrupted`, with the
+        reason.
         """
         began = time.perf_counter()
-        missing: list[MissingTask] = []
+        scored = self.scored()
+        missing: dict[str, GpasError] = {}
         try:
-            for one in found:
-                if isinstance(one, MissingTask):
-                    self.emit(Warned(f"{one.task} is not scored: {one.reason}"))
-                    missing.append(one)
-                else:
-                    self._add(one)
-                    for score in one:
-                        if score.metric == SKIPPED:
-                            self.emit(Warned(skipped_note(score.task, score.value, score.examples)))
+            for place, task in enumerate(self.tasks):
+                if task in scored:
+                    continue
+                try:
+                    found = score(task, partial(self.report, task, place))
+                except GpasError as error:
+                    self.emit(Warned(f"{task} is not scored: {error}"))
+                    missing[task] = error
+                    continue
+                self._add(found)
+                for one in found:
+                    if one.metric == SKIPPED:
+                        self.emit(Warned(skipped_note(one.task, one.value, one.examples)))
         except ScoringStopped:
             return Outcome(self.stop() or "interrupted", len(self.scored()))
         state = "interrupted" if missing else "done"
+        cause = unscored(missing, len(self.tasks), self.noun)
         cost = {"truncated": float(scorer.truncated), "seconds": time.perf_counter() - began}
-        return Outcome(state, len(self.scored()), self._cause(missing), metrics={**metrics(self.scores), **cost})
+        return Outcome(state, len(self.scored()), cause, metrics={**metrics(self.scores), **cost})
 
     def _add(self, found: Sequence[Score]) -> None:
         for score in sorted(found, key=lambda score: score.metric == self.last_metric(score.task)):
             self.emit(replace(score, checkpoint=self.checkpoint))
             self.scores[score.task, score.metric] = score.value
-
-    def _cause(self, missing: Sequence[MissingTask]) -> str:
-        if not missing:
-            return ""
-        reasons = list(dict.fromkeys(one.reason for one in missing))
-        names = ", ".join(one.task for one in missing)
-        others = "; `gpas logs` has the other reasons" if len(reasons) > 1 else ""
-        return f"{len(missing)} of {words.count(len(self.tasks), self.noun)} not scored ({names}): {reasons[0]}{others}"
 
 
 def run_downstream(stage: StageContext) -> Outcome:
@@ -118,8 +118,11 @@ def run_downstream(stage: StageContext) -> Outcome:
     name, tokenizer, scorer = _opened(stage, section.max_length, section.tasks)
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
-    found = score_tasks(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    outcome = sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+
+    def score(task: str, report: Report) -> list[Score]:
+        return score_task(task, section, scorer, tokenizer, stage.root, report)
+
+    outcome = sheet.complete(score, scorer, lambda values: metrics_of(values, section.tasks))
     return with_tokens(stage, outcome, tokenizer)
 
 
@@ -207,9 +210,12 @@ def run_texts(stage: StageContext) -> Outcome:
     usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
     name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
     sheet = _sheet(stage, "text", section.names, lambda _: _LAST_METRIC, name)
-    found = score_texts(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    outcome = sheet.record(
-        found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
+
+    def score(text: str, report: Report) -> list[Score]:
+        return score_text(text, section, scorer, tokenizer, stage.root, report)
+
+    outcome = sheet.complete(
+        score, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
     )
     return with_tokens(stage, outcome, tokenizer)
 
@@ -232,7 +238,7 @@ def run_translation(stage: StageContext) -> Outcome:
     tests = {text_name(test): (test, penalty) for test, penalty in zip(section.tests, section.penalties, strict=True)}
     folder = stage.directory.path / _TRANSLATIONS
 
-    def scores_of(label: str, report: Report | None) -> list[Score]:
+    def score(label: str, report: Report) -> list[Score]:
         test, penalty = tests[label]
         found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
         texts = translations.of(found.sources, penalty, report, lambda: stage.stop() is not None)
@@ -242,7 +248,6 @@ def run_translation(stage: StageContext) -> Outcome:
         return [Score(label, BLEU, value, len(texts), None, found.version, f"sacrebleu {signature}")]
 
     sheet = _sheet(stage, "test set", list(tests), lambda _: BLEU, name)
-    found = in_turn(sheet.tasks, scores_of, sheet.scored(), sheet.report)
-    return sheet.record(
-        found, translations, lambda scores: section.metrics({label: value for (label, _), value in scores.items()})
+    return sheet.complete(
+        score, translations, lambda scores: section.metrics({label: value for (label, _), value in scores.items()})
     )
