@@ -274,11 +274,9 @@ def _gate_factor(gate: GpasGate) -> float:
     return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
 
 
-def attention_numbers(
-    module: nn.Module, size: Size, length: int, sigma: Callable[[Tensor], float] = deviation
-) -> AttentionSigmas:
+def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSigmas:
     """Return the standard deviations of an attention's matrices."""
-    sigmas = [sigma(module.get_parameter(f"{name}_proj.weight")) for name in ("q", "k", "v", "o")]
+    sigmas = [deviation(module.get_parameter(f"{name}_proj.weight")) for name in ("q", "k", "v", "o")]
     return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
 
 

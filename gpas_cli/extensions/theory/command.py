@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field
@@ -27,7 +26,6 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell as Specification
 from gpas_cli.store.rundir import checkpoints_of
 from gpas_cli.structure import FLAT, Document
-from gpas_cli.words import duration
 
 if TYPE_CHECKING:  # torch
     from gpas_cli.extensions.theory.initialisation import Theory
@@ -37,7 +35,6 @@ app = typer.Typer(help="Compute the papers' theorems beside their printed values
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 _Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
-_PROBED = 16  # layers of a network that is timed to estimate the simulations, whose work grows as layers squared
 _BUILDING = "building the network in float64"
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
@@ -112,11 +109,7 @@ class CoordinatesJson(DocumentJson):
 
 
 @app.command("bounds")
-def bounds(
-    cells: Cells,
-    force: Annotated[bool, typer.Option("--force", help="Also if it takes minutes or much memory.")] = False,
-    as_json: AsJson = False,
-) -> None:
+def bounds(cells: Cells, as_json: AsJson = False) -> None:
     """Compute upper bounds of a cell at initialisation, beside measured values.
 
     They are those of Spike No More, The Curse of Depth and RaPTr, in float64. With gates they include how much of the
@@ -125,7 +118,7 @@ def bounds(
     Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
-    theories = [_theory_of(entry.cell, force=force) for entry in found]
+    theories = [_theory_of(entry.cell) for entry in found]
     if as_json:
         listed = [
             _CellBoundsJson(cell_name=CellNameJson.of(entry), bounds=_as_mapping(entry.cell, theory))
@@ -154,13 +147,8 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
     cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
     with working("simulating") as show:
-        began = time.monotonic()
-        simulate(BOTH, 0.0, layers=_PROBED, dimension=dimension)
-        each = (time.monotonic() - began) * (layers / _PROBED) ** 2
-        began = time.monotonic()
-        for number, ((title, tau), kind) in enumerate(cases.items()):
-            each = (time.monotonic() - began) / number if number else each
-            show(f"{title}, tau {tau:g}; about {duration(each * (len(cases) - number))} left")
+        for number, ((title, tau), kind) in enumerate(cases.items(), start=1):
+            show(f"{title}, tau {tau:g}; {number} of {len(cases)}")
             known[title, tau] = simulate(kind, tau, layers=layers, dimension=dimension)
     rows = [(one, laws(one, known[one.kind.title, one.tau])) for one in statements()]
     figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
@@ -361,10 +349,10 @@ def _panels(figures: list[Figure]) -> list[PlotJson]:
     return [as_json(figure) for figure in figures]
 
 
-def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
+def _theory_of(cell: Specification) -> Theory:
     """Return the bounds of a cell and how much of the gradient its gates preserve.
 
-    Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
+    Raises GpasError without torch or enough memory.
     """
     try:
         from gpas_cli.extensions.theory.initialisation import examine
@@ -376,7 +364,7 @@ def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
     keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
     checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]
     with working("computing the bounds") as show:
-        return examine(cell, here.cache, here.config.parent, checkpoints, force=force, notify=show)
+        return examine(cell, here.cache, here.config.parent, checkpoints, show)
 
 
 def _as_mapping(cell: Specification, theory: Theory) -> dict[str, Any]:
