@@ -25,7 +25,7 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.local.process import Lease, Slots
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.store.records import BenchRequest, bench_request
+from gpas_cli.store.records import BenchRequest
 from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import duration
@@ -97,7 +97,7 @@ def _measure(
     if lease is None:
         raise GpasError("every slot of this machine is busy; next to running jobs a measurement would be too slow")
     record = replace(job.record(), resources=one)
-    asked = bench_request(record, threads=lease.threads, seconds=seconds, processes=job.resources.processes)
+    asked = BenchRequest.of(record, threads=lease.threads, seconds=seconds, processes=job.resources.processes)
     try:
         facts = _run(project, lease, job.id, asked, notify)
     finally:
