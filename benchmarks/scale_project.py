@@ -23,7 +23,7 @@ from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.state.attempt import JobExit
 from gpas_cli.state.claims import Claim, claim_path
 from gpas_cli.store.journal import encode
-from gpas_cli.store.records import Author, ExitRecord, ProcessRecord, attempt_of
+from gpas_cli.store.records import AttemptRecord, Author, ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, stage_dir
 from gpas_cli.structure import Record, to_mapping
 
@@ -94,7 +94,7 @@ def write_attempt(
     attempt = AttemptDir(stage_dir(runs, job.key) / f"{number:03d}")
     attempt.path.mkdir(parents=True)
     began = time.time() - 86400 * (ATTEMPTS + 1 - number)
-    asked = attempt_of(
+    asked = AttemptRecord.of(
         job.record(), executor="local", created=began, code="5e6f5e6f5e6f5e6f",
         git={"commit": "abc123", "dirty": False}, submitter=Author("elsewhere-1-00000000", HOST, 1), devices=("cpu-0",),
         cache="/nowhere", root="/nowhere", threads=1, number=number,

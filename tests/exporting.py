@@ -13,6 +13,7 @@ import pytest
 import torch
 from end_to_end import WORDS
 from learned_factors import open_factors
+from saving import save
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.extensions.export.network import ExportOptions, ExportReport, export
@@ -66,7 +67,7 @@ class Room:
                 assert isinstance(gate, GpasGate)
                 gate.alpha.fill_(alpha)
         folder = self.folder / "checkpoints" / cell.key
-        return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
+        return save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
 
     def opened(self, cell: Cell) -> tuple[Llama, Tokenizer]:
         """Return the network of a new checkpoint, and the tokenizer of its text."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from learned_factors import open_factors
 from recorder import Recorder
+from saving import save
 
 from gpas_cli.checkpoints import short_name
 from gpas_cli.events import Emit, Outcome, Removal, RemovalScore, Stop
@@ -20,7 +21,6 @@ from gpas_cli.extensions.layers.removal import own_subject
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
-from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.device import make_deterministic
@@ -67,7 +67,7 @@ def save_network(
         open_factors(network)
         change(network)
     optimizer = make_adam(network, cell.optim)
-    return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=step), ALONE), network
+    return save(folder, cell.trained.key, network, optimizer, Position(step=step), ALONE), network
 
 
 def write_texts(root: Path) -> Path:

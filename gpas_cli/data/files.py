@@ -193,7 +193,7 @@ def documents_of(name: str, path: Path, field: str, *, skip: bool = False) -> It
 def _records(name: str, path: Path, field: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the id of each record of a file, and what reads its text or raises Malformed."""
     if name.endswith(".txt"):
-        yield name, partial(_whole, path)
+        yield name, partial(whole, path)
     elif name.endswith(".parquet"):
         for number, raw in enumerate(_column(path, field), start=1):
             yield f"{name}:{number}", partial(_text_of_row, raw, field, f"{path}, row {number}")
@@ -203,13 +203,21 @@ def _records(name: str, path: Path, field: str) -> Iterator[tuple[str, Callable[
                 yield f"{name}:{number}", partial(_field_of, line, field, f"{path}:{number}")
 
 
-def _whole(path: Path) -> str:
+def content(path: Path) -> bytes:
+    """Return the bytes of a file. Raises DataError if it cannot be read."""
+    check_file(path)
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Malformed("not UTF-8", f"{path}: cannot be read as UTF-8 text: {error}") from error
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def whole(path: Path) -> str:
+    """Return the text of a UTF-8 file. Raises DataError if it cannot be read, and Malformed if it is not UTF-8."""
+    try:
+        return content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed("not UTF-8", f"{path}: cannot be read as UTF-8 text: {error}") from error
 
 
 def _column(path: Path, field: str) -> Iterator[bytes | None]:
@@ -365,18 +373,13 @@ def _is_divided(files: dict[str, Path], name: str) -> bool:
         raise DataError(f"{files[name]}: cannot be read: {error.strerror or error}") from error
 
 
-def _length_of(size: int) -> int:
-    """Return the length of a piece in characters, for a file of `size` bytes."""
-    return max(_SHORTEST_CHARACTERS, min(_LONGEST_CHARACTERS, size // _PIECES))
-
-
 def _pieces_of(path: Path) -> Iterator[str]:
     """Yield the pieces of a UTF-8 file in order, with at most a few MB of it in memory.
 
     Raises DataError if it cannot be read.
     """
     try:
-        length = _length_of(path.stat().st_size)
+        length = max(_SHORTEST_CHARACTERS, min(_LONGEST_CHARACTERS, path.stat().st_size // _PIECES))
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from pieces(iter(lambda: file.read(_READ_CHARACTERS), ""), length)
     except (OSError, UnicodeDecodeError) as error:

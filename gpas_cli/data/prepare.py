@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown, cached_survey
+from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, cached_survey
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import C4, HfDataset, HubFiles
 from gpas_cli.data.loader import rows_needed
@@ -64,11 +64,6 @@ class HeldOut:
         return self.totals.bytes / self.totals.tokens
 
 
-def bytes_per_token(held_out: Sequence[HeldOut]) -> float:
-    """Return the mean of the corpora's bytes per token, by their weights."""
-    return sum(one.weight * one.bytes_per_token for one in held_out)
-
-
 @dataclass(frozen=True)
 class ValidationText:
     """The validation text of a run, tokenised and ready to read. held_out: of each corpus."""
@@ -86,7 +81,7 @@ class ValidationText:
     @property
     def validation_bytes_per_token(self) -> float:
         """The mean of its corpora's bytes per token, by their weights."""
-        return bytes_per_token(self.held_out)
+        return sum(one.weight * one.bytes_per_token for one in self.held_out)
 
     def newly_verified(self) -> dict[str, dict[str, str]]:
         """Return split -> name -> sha256 of the shards compared with their checksums since the last call."""
@@ -251,17 +246,6 @@ def _token_caches(
     return [
         TokenCache(source, survey, tokenizer, limit, cache) for source, survey in zip(sources, surveys, strict=True)
     ]
-
-
-def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bool | None:
-    """Return whether `prepare` would find everything in `cache`; None if unknown without reading the text.
-
-    Reads and raises the same as `cached`, but SurveyUnknown.
-    """
-    try:
-        return cached(data, vocab, cache, root=root, rows=rows) is not None
-    except SurveyUnknown:
-        return None
 
 
 def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> list[dict[str, list[Shard]]] | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify, cached_survey
-from gpas_cli.data.files import check_file, text_of
+from gpas_cli.data.files import check_file, content, text_of, whole
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.text_usage import marks_in
@@ -80,7 +80,7 @@ class RecordSource:
         """Return a digest of the records: equal ones mean equal records. Reads the files. Raises DataError."""
         if self.name == EMBEDDED:
             return disk.digest([_EMBEDDED_RECIPE, self.part, cached_survey(Stdlib(), cache).fingerprint])
-        return disk.digest([hashlib.sha256(_content(path)).hexdigest() for path in self.paths])
+        return disk.digest([hashlib.sha256(content(path)).hexdigest() for path in self.paths])
 
     def records(self) -> list[FinetuneRecord]:
         """Return the records. Raises DataError if one is invalid, or if there are none to train on."""
@@ -175,21 +175,10 @@ def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[Whe
 
     Without `listed` a file that begins with [ is a list. Raises DataError with file and line for what is not JSON.
     """
-    try:
-        text = _content(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    text = whole(path)
     if listed is None:
         listed = text.lstrip().startswith("[")
     yield from _items(path, text) if listed else _lines(path, text)
-
-
-def _content(path: Path) -> bytes:
-    check_file(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 class Where(NamedTuple):

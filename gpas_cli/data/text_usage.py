@@ -22,7 +22,7 @@ from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.project import hub_cache
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
+from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data, TextDemand
 from gpas_cli.spec.downstream import base_name, local_file
 from gpas_cli.words import byte_size, count
 
@@ -176,7 +176,7 @@ class MissingText:
     download: float
 
 
-def missing_texts(wanted: Iterable[TextRequirement], cache: Path, root: Path) -> list[MissingText]:
+def missing_texts(wanted: Iterable[TextDemand], cache: Path, root: Path) -> list[MissingText]:
     """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
     from gpas_cli.data.loader import rows_needed
     from gpas_cli.data.prepare import cached, known_caches, open_sources
@@ -290,30 +290,15 @@ def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class TextRequirement:
-    """One text under one vocabulary: `rows` of training text (updates times batch size) and `data.eval_tokens` of
-    validation text."""
-
-    data: Data
-    vocab: int
-    rows: int
-
-    def serves(self, cell: Cell) -> bool:
-        """Return whether the cell reads this corpus under this vocabulary."""
-        same_text = replace(cell.data, eval_tokens=self.data.eval_tokens) == self.data
-        return same_text and cell.text_vocab == self.vocab
-
-
-def requirements(cells: Iterable[Cell]) -> list[TextRequirement]:
+def requirements(cells: Iterable[Cell]) -> list[TextDemand]:
     """Return the corpora that the cells read, in the order of the cells."""
-    found: dict[object, TextRequirement] = {}
+    found: dict[object, TextDemand] = {}
     for cell in distinct(cells):
         data = cell.data
         vocab = cell.text_vocab
         key = (replace(data, eval_tokens=1), vocab)
-        known = found.get(key, TextRequirement(data, vocab, 0))
+        known = found.get(key, TextDemand(data, vocab, 0))
         eval_tokens = max(known.data.eval_tokens, data.eval_tokens)
         rows = max(known.rows, cell.optim.rows)
-        found[key] = TextRequirement(replace(data, eval_tokens=eval_tokens), vocab, rows)
+        found[key] = TextDemand(replace(data, eval_tokens=eval_tokens), vocab, rows)
     return list(found.values())

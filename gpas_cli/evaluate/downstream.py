@@ -14,16 +14,14 @@ lm-evaluation-harness divides documents in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpas_cli import __version__
 from gpas_cli.data.questions import Question
-from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
+from gpas_cli.data.text_documents import TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.answers import generated_scorer
@@ -35,64 +33,34 @@ from gpas_cli.extension import missing
 from gpas_cli.spec.downstream import HARNESS, SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
 from gpas_cli.spec.extensions import part
 from gpas_cli.train.evaluate import perplexity
-
-# Called with the task or text, its place among them (from 0), the requests that are done, and their total.
-Progress = Callable[[str, int, int, int], None]
+from gpas_cli.words import count
 
 
-@dataclass(frozen=True)
-class MissingTask:
-    """A task or text that could not be scored, and why."""
+def score_task(
+    name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path, report: Report | None = None
+) -> list[Score]:
+    """Return the scores of one task; the metric `skipped` alone if no question fits.
 
-    task: str
-    reason: str
-
-
-def score_tasks(
-    section: Downstream,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    root: Path,
-    *,
-    skip: Iterable[str] = (),
-    progress: Progress | None = None,
-) -> Iterator[list[Score] | MissingTask]:
-    """Yield the scores of each task of the section that is not in `skip`, or why it could not be scored.
-
-    A task of which no question fits has the metric `skipped` alone.
-
-    `root`: the folder of experiments.yaml. Raises ScoringStopped as the scorer.
+    `root`: the folder of experiments.yaml. Raises TaskUnavailable, and ScoringStopped as the scorer.
     """
-
-    def scores_of(name: str, report: Report | None) -> list[Score]:
-        try:
-            return task_scorer(name, section, scorer, tokenizer, root)(report)
-        except NothingFits as error:
-            return [
-                Score(
-                    task=name, metric=SKIPPED, value=error.questions, stderr=None, examples=0, task_version="",
-                    harness=f"gpas_cli {__version__}", shots=section.shots,
-                )
-            ]  # fmt: skip
-
-    return _in_turn(section.tasks, scores_of, skip, progress)
+    try:
+        return task_scorer(name, section, scorer, tokenizer, root)(report)
+    except NothingFits as error:
+        return [
+            Score(
+                task=name, metric=SKIPPED, value=error.questions, stderr=None, examples=0, task_version="",
+                harness=f"gpas_cli {__version__}", shots=section.shots,
+            )
+        ]  # fmt: skip
 
 
-def _in_turn(
-    names: Sequence[str],
-    score: Callable[[str, Report | None], list[Score]],
-    skip: Iterable[str],
-    progress: Progress | None,
-) -> Iterator[list[Score] | MissingTask]:
-    """Yield what `score` returns for each of `names` that is not in `skip`, or the message of its GpasError."""
-    done = frozenset(skip)
-    for place, name in enumerate(names):
-        if name in done:
-            continue
-        try:
-            yield score(name, partial(progress, name, place) if progress else None)
-        except GpasError as error:
-            yield MissingTask(name, str(error))
+def unscored(missing: Mapping[str, GpasError], asked: int, noun: str = "task") -> str:
+    """Return which of `asked` tasks could not be scored, and why; "" if all were."""
+    if not missing:
+        return ""
+    reasons = list(dict.fromkeys(map(str, missing.values())))
+    others = "; `gpas logs` has the other reasons" if len(reasons) > 1 else ""
+    return f"{len(missing)} of {count(asked, noun)} not scored ({', '.join(missing)}): {reasons[0]}{others}"
 
 
 def task_scorer(name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path) -> TaskScorer:
@@ -172,33 +140,16 @@ def standard_error(hits: Sequence[bool]) -> float | None:
     return math.sqrt(share * (1 - share) / (count - 1))
 
 
-def score_texts(
-    section: Texts,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    root: Path,
-    *,
-    skip: Iterable[str] = (),
-    progress: Progress | None = None,
-) -> Iterator[list[Score] | MissingTask]:
-    """Yield the scores of each text whose name is not in `skip`, or why it has none. `root` is where paths start.
-
-    The perplexity by word comes last. Raises ScoringStopped as the scorer.
-    """
-    paths = dict(zip(section.names, section.texts, strict=True))
-
-    def scores_of(name: str, report: Report | None) -> list[Score]:
-        return _scores_of_text(name, read_text(paths[name], root, section.limit), scorer, tokenizer, report)
-
-    return _in_turn(section.names, scores_of, skip, progress)
-
-
-def _scores_of_text(
-    name: str, text: ScoredText, scorer: Scorer, tokenizer: Tokenizer, progress: Report | None
+def score_text(
+    name: str, section: Texts, scorer: Scorer, tokenizer: Tokenizer, root: Path, report: Report | None = None
 ) -> list[Score]:
-    """Return the loss in nats per token, the bits per byte and the perplexity by word of one text."""
+    """Return the loss in nats per token, the bits per byte and the perplexity by word of one text, in this order.
+
+    `root` is where paths start. Raises DataError if the text is unavailable, and ScoringStopped as the scorer.
+    """
+    text = read_text(section.texts[section.names.index(name)], root, section.limit)
     by_document = [list(requests(document, tokenizer, scorer.max_length)) for document in text.documents]
-    answers = scorer.score([request for own in by_document for request in own], progress)
+    answers = scorer.score([request for own in by_document for request in own], report)
     nats = -math.fsum(answer.total for answer in answers)
     tokens = sum(len(request.continuation) for own in by_document for request in own)
     words = sum(document.words for document in text.documents)

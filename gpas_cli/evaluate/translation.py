@@ -171,14 +171,14 @@ def beam_search(
 
 @dataclass
 class Translations:
-    """Translates with one network. `cut`: the sentences that were longer than it reads, over all calls."""
+    """Translates with one network. `truncated`: the sentences that were longer than it reads, over all calls."""
 
     network: Translator
     precision: Precision
     tokenizer: Tokenizer
     section: Translation
     longest: int
-    cut: int = 0
+    truncated: int = 0
 
     @torch.no_grad()
     def of(
@@ -197,7 +197,7 @@ class Translations:
 
     def _encoded(self, source: str) -> list[int]:
         ids = self.tokenizer.encode(" ".join(source.split()))
-        self.cut += len(ids) >= self.longest
+        self.truncated += len(ids) >= self.longest
         return [*ids[: self.longest - 1], self._separator]
 
     @cached_property

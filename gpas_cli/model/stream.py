@@ -90,8 +90,11 @@ def observed_inputs(
 
 
 @contextmanager
-def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Call `hook` with each of `modules` and its arguments before every forward pass inside the context."""
+def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], object]) -> Iterator[None]:
+    """Call `hook` with each of `modules` and its arguments before every forward pass inside the context.
+
+    What it returns, unless None, replaces the arguments.
+    """
     handles = [module.register_forward_pre_hook(hook) for module in modules]
     try:
         yield

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
-
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Started, Step
 from gpas_cli.plan.machine import Machine, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.cost import activation_bytes, computed_flops, parameters, state_bytes, whole_flops_per_token
+from gpas_cli.spec.cost import computed_flops, whole_flops_per_token
 from gpas_cli.spec.depth import FULL
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
@@ -27,7 +25,6 @@ from gpas_cli.store.journal import read, tail
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 from gpas_cli.structure import HIDDEN
-from gpas_cli.words import abbreviated, byte_size, count, duration
 
 Shape = tuple[Any, ...]
 
@@ -36,9 +33,6 @@ Shape = tuple[Any, ...]
 _ASSUMED_GPU_FLOPS = defaultdict(lambda: 1e14, fp32=2e13)  # by precision
 _ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
-_MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
-_MAX_SECONDS = 60.0  # of a measurement, unless more were requested
-_MAX_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
 _MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
@@ -230,54 +224,11 @@ def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None
     return statistics.median(times) if times else None
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """The estimated cost of measuring one cell.
-
-    `rows`: how many of each update are computed, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine.
-    On a GPU there is no estimate, and seconds and memory are 0.
-    """
-
-    parameters: int
-    rows: int
-    seconds: float
-    memory: int
-    free: int
-
-    def words(self) -> str:
-        """Return the estimate in words."""
-        number = f"{abbreviated(self.parameters)} parameters"
-        part = f", {count(self.rows, 'row')} of each update" if self.rows else ""
-        time = f", about {duration(self.seconds)} and {byte_size(self.memory)}" if self.seconds else ""
-        return f"{number}{part}{time}"
-
-    def fault(self, job: StageJob, asked: float) -> str:
-        """Return why the measurement should not start, "" if it may."""
-        if self.memory > self.free:
-            return f"{job.id}: {self.words()}; {byte_size(self.free)} are free"
-        if self.seconds > max(_MAX_SECONDS, _MAX_TIMES_ASKED * asked):
-            return f"{job.id}: {self.words()}; --seconds asks for {asked:g}"
-        return ""
-
-
-def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: float) -> _Cost:
-    """Return the cost of measuring one process of a job for `seconds`, with the rows that fit the time, at least 1."""
-    number = parameters(cell)
-    if machine.gpus:
-        return _Cost(number, 0, 0.0, 0, 0)
-    row = (
-        whole_flops_per_token(cell)
-        * cell.data.length
-        / (_ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
-    )
-    batch = max(1, cell.optim.batch // resources.processes)
-    fitting = max(1, int(seconds / (_MIN_UPDATES * row)))
-    rows = batch if fitting >= batch else fitting
-    per_token = activation_bytes(cell.model, cell.precision, dropout=cell.dropout > 0)
-    memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
-    memory += min(rows, 64) * cell.data.length * per_token
-    expected = max(seconds, _MIN_UPDATES * rows * row)
-    return _Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)
+def cpu_seconds(cell: Cell, machine: ThisMachine, resources: Resources) -> float:
+    """Return about how long one process's part of an update of `cell` takes on this machine's CPU."""
+    tokens = max(1, cell.optim.batch // resources.processes) * cell.data.length
+    flops = _ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process)
+    return tokens * whole_flops_per_token(cell) / flops
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:

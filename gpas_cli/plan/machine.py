@@ -44,13 +44,12 @@ class GpuKind:
 class Machine(Protocol):
     """Where jobs run: `ThisMachine`, the `Cluster` behind a scheduler, or `NamedGpus`, for which a plan is made."""
 
-    @property
-    def here(self) -> bool:
-        """Whether jobs run on this machine, with the texts that it has."""
+    here: ClassVar[bool] = False  # whether jobs run on this machine, with the texts that it has
 
     @property
     def slots(self) -> int:
         """The number of smallest jobs that can run at once: GPUs, or cores without a GPU. 0 if it is unknown."""
+        return 0
 
     def device(self, resources: Resources) -> str:
         """Return the type of device that a job computes on: cuda or cpu."""
@@ -60,23 +59,27 @@ class Machine(Protocol):
 
     def check(self, resources: Resources, who: str) -> str:
         """Return why a job can never run here, "" if it can."""
+        return ""
 
     def too_few(self, resources: Resources) -> bool:
         """Return whether a job asks for more GPUs than there are."""
+        return False
 
     def seen(self) -> str:
         """Return how many GPUs there are: "none can be seen on HOST"."""
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of GPU; None if there is none or it is unknown."""
+        return None
 
     def assumed_speed(self) -> NamedGpus | None:
         """Return the GPUs whose speed is assumed for every job; None if speeds that were measured apply."""
+        return None
 
 
 @final
 @dataclass(frozen=True)
-class ThisMachine:
+class ThisMachine(Machine):
     """The devices of this machine: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
 
     gpus: tuple[str, ...]
@@ -113,16 +116,10 @@ class ThisMachine:
         """Return the kind of the first GPU; None if there is none, or only a part of one (MIG)."""
         return None if not self.gpus or self.gpus[0].startswith("MIG") else _queried_kind(self.gpus[0])
 
-    def assumed_speed(self) -> None:
-        return None
-
 
 @final
-class Cluster:
+class Cluster(Machine):
     """The nodes behind a scheduler. Each job gets what it requests; the number of concurrent jobs is unknown."""
-
-    here = False
-    slots = 0
 
     def device(self, resources: Resources) -> str:
         return "cuda" if resources.gpus else "cpu"
@@ -130,25 +127,13 @@ class Cluster:
     def needs(self, resources: Resources) -> int:
         return resources.gpus or resources.threads
 
-    def check(self, resources: Resources, who: str) -> str:
-        return ""
-
-    def too_few(self, resources: Resources) -> bool:
-        return False
-
     def seen(self) -> str:
         return "the scheduler knows how many there are"
-
-    def gpu_kind(self) -> None:
-        return None
-
-    def assumed_speed(self) -> None:
-        return None
 
 
 @final
 @dataclass(frozen=True)
-class NamedGpus:
+class NamedGpus(Machine):
     """A machine with `number` GPUs called `name`. If `number` is 0, each job gets as many as it requests.
 
     `mfu`: the assumed share of the peak that training reaches; None assumes one by size (`assumed_mfu`).
@@ -157,7 +142,6 @@ class NamedGpus:
     name: str
     number: int
     mfu: float | None
-    here: ClassVar[bool] = False
 
     @property
     def slots(self) -> int:

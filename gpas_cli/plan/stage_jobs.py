@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell, Stage
+from gpas_cli.spec.data import TextDemand
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.store.records import StageRecord, TextDemand
+from gpas_cli.store.records import StageRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class StageJob:
     text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.texts`)
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
     again: str = ""  # what its next attempt has more of, "" for the same as before
-    demand: TextRequirement | None = None  # the text that a tokenising job prepares, None for other jobs
+    demand: TextDemand | None = None  # the text that a tokenising job prepares, None for other jobs
 
     @property
     def id(self) -> str:
@@ -54,7 +54,7 @@ class StageJob:
 
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""
-        demand, cell = self.demand, self.cell.needed_by(self.kind)
+        cell = self.cell.needed_by(self.kind)
         stages = [stage.kind for stage in cell.later if stage.kind.origin]
         return StageRecord(
             plugin=cell.model.norm.origin,
@@ -64,7 +64,7 @@ class StageJob:
             key=self.key,
             parents=self.parents,
             text=self.text,
-            demand=TextDemand(demand.data, demand.vocab, demand.rows) if demand else None,
+            demand=self.demand,
             cell=cell.to_mapping(),
             grid=self.grid,
             name=self.name,

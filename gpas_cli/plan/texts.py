@@ -10,7 +10,8 @@ from itertools import chain
 from pathlib import Path
 
 from gpas_cli.data import disk, text_usage
-from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements
+from gpas_cli.data.corpora import SurveyUnknown
+from gpas_cli.data.text_usage import TextUsage, estimate_usage, requirements
 from gpas_cli.data.tokenizer import MaskToken
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.grid.declared import Declared, Entry
@@ -18,7 +19,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.cost import parameters
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import Data, TextDemand
 from gpas_cli.spec.downstream import LocalAmounts, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.objective import Masked
@@ -194,7 +195,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     texts: dict[str, StageJob] = {}
     read: dict[str, str] = {}
     for wanted in requirements(same[0].cell for same in readers.values()):
-        reading = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
+        reading = [job for same in readers.values() if _serves(wanted, same[0].cell) for job in same]
         if key := _needed_key(project, wanted):
             texts[key] = _job(key, wanted, reading[0])
             read |= {job.key: key for job in reading}
@@ -232,7 +233,13 @@ def how_far(seen: StageStatus) -> str:
     return f"{seen.state}{share}{doing}{why}"
 
 
-def _needed_key(project: Project, wanted: TextRequirement) -> str:
+def _serves(wanted: TextDemand, cell: Cell) -> bool:
+    """Return whether the cell reads this corpus under this vocabulary."""
+    same_text = replace(cell.data, eval_tokens=wanted.data.eval_tokens) == wanted.data
+    return same_text and cell.text_vocab == wanted.vocab
+
+
+def _needed_key(project: Project, wanted: TextDemand) -> str:
     """Return the key of the job that must tokenise the corpus, "" if it is already tokenised."""
     if _is_cached(project, wanted):
         return ""
@@ -244,16 +251,20 @@ def _needed_key(project: Project, wanted: TextRequirement) -> str:
     return key
 
 
-def _is_cached(project: Project, wanted: TextRequirement) -> bool | None:
-    from gpas_cli.data.prepare import present  # and numpy, which `gpas status` does without
+def _is_cached(project: Project, wanted: TextDemand) -> bool | None:
+    """Return whether the corpus is tokenised; None if unknown without reading the text."""
+    from gpas_cli.data.prepare import cached  # and numpy, which `gpas status` does without
 
     try:
-        return present(wanted.data, wanted.vocab, project.cache, root=project.config.parent, rows=wanted.rows)
+        found = cached(wanted.data, wanted.vocab, project.cache, root=project.config.parent, rows=wanted.rows)
+    except SurveyUnknown:
+        return None
     except DataError:  # the job reports the error if the text is still missing then, or on its node
         return False
+    return found is not None
 
 
-def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
+def _key(project: Project, wanted: TextDemand, generation: int) -> str:
     from gpas_cli.data.prepare import open_sources
 
     if not any(source.endless for source in open_sources(wanted.data, project.cache, project.config.parent)):
@@ -261,7 +272,7 @@ def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
     return disk.digest([TOKENISE, plain(wanted), generation])
 
 
-def _job(key: str, wanted: TextRequirement, reader: StageJob) -> StageJob:
+def _job(key: str, wanted: TextDemand, reader: StageJob) -> StageJob:
     resources = reader.text_resources
     return replace(
         reader, kind=TOKENISE, key=key, parents=(), name=wanted.data.label, axes={}, resources=resources, demand=wanted

@@ -166,6 +166,16 @@ class Data:
         return [Problem((name,), fault) for name, fault in found.items()]
 
 
+@dataclass(frozen=True)
+class TextDemand:
+    """One text under a vocabulary of `vocab` ids: `rows` of training text (updates times batch size), and
+    `data.eval_tokens` of validation text."""
+
+    data: Data
+    vocab: int
+    rows: int
+
+
 _CORPUS_SETTINGS = ("source", "path", "text_field", "validation", "malformed")
 _ROW_SETTINGS = ("tokenizer", "length", "eval_tokens", "documents")
 

@@ -355,10 +355,6 @@ class LayerSchedule:
             return ()
         return copies(self.size(update - 1), self.size(update), self.depth.copied)
 
-    def expected(self, update: int) -> float:
-        """Return the expected number of layers of an update."""
-        return sum(self.kept(update))
-
     def drawn(self, seed: int, first: int, last: int) -> float:
         """Return the average number of layers that train in the updates first..last."""
         if self.depth.is_full:

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import TextDemand
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.structure import ABSENT, Record
-
-
-@dataclass(frozen=True)
-class TextDemand:
-    """The text that a tokenising job prepares: `rows` of training text under a vocabulary of `vocab` ids."""
-
-    data: Data
-    vocab: int
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +55,12 @@ class StageRecord(Record):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resources", self.resources.recorded)
+
+    @classmethod
+    def of(cls, stage: StageRecord, **more: Any) -> Self:
+        """Return a record of this class about a stage. `more`: what the class has beyond `StageRecord`."""
+        own = {one.name: getattr(stage, one.name) for one in fields(StageRecord) if one.name != "unread"}
+        return cls(**own, **more)
 
     def resolve_cell(self) -> Cell:
         """Return the cell. Plugin files that it needs are executed from the text recorded here.
@@ -168,35 +165,12 @@ class AttemptRecord(StageRecord):
     number: int = 0
 
 
-def attempt_of(stage: StageRecord, **made: Any) -> AttemptRecord:
-    """Return the record of an attempt at a stage; `made`: the other fields of `AttemptRecord`."""
-    return AttemptRecord(**_own(stage), **made)
-
-
-def bench_request(stage: StageRecord, **asked: Any) -> BenchRequest:
-    """Return the request to measure a stage; `asked`: the other fields of `BenchRequest`."""
-    return BenchRequest(**_own(stage), **asked)
-
-
-def element_of(stage: StageRecord, threads: int, **more: Any) -> ElementRecord:
-    """Return the element for a stage of a submission, or for an attempt of an earlier one."""
-    return ElementRecord(**_own(stage), threads=threads, **more)
-
-
-def _own(stage: StageRecord) -> dict[str, Any]:
-    return {own.name: getattr(stage, own.name) for own in fields(StageRecord) if own.name != "unread"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(StageRecord):
-    """What the process that measures a cell reads: `rows` of its share of an update are computed, 0 for all of them.
-
-    processes: the number of processes that share an update in the job.
-    """
+    """What the process that measures a cell reads. `processes`: how many share an update in the job."""
 
     threads: int
     seconds: float
-    rows: int
     processes: int = 1
 
 

@@ -32,6 +32,7 @@ _SHORTEST_TOKENS = 20
 # Not timed: the first update compiles the layers and creates the optimizer's state; in the second one the allocator
 # still gets memory, as padded batches differ in size.
 WARMUP_UPDATES = 2
+_FEWEST_UPDATES = 3
 
 
 class SyntheticBatches:
@@ -71,7 +72,7 @@ class Speed:
     """The measured cost of a cell's updates on this machine.
 
     Seconds are medians; tokens exclude padding and are those of the process; `peak_memory` is in bytes, of the GPU if
-    there is one, else of the process; `rows` of each update were computed; `gemm` is the float32 matrix product used.
+    there is one, else of the process; `gemm` is the float32 matrix product used.
     """
 
     seconds_per_step: float
@@ -81,7 +82,6 @@ class Speed:
     steps: int
     micro_batch: int
     gemm: str
-    rows: int
 
 
 def synthetic_loop(cell: Cell, resources: Resources = DEFAULT_RESOURCES, *, padded: bool) -> Loop:
@@ -94,47 +94,37 @@ def measure(
     resources: Resources,
     *,
     seconds: float,
-    rows: int = 0,
     processes: int = 1,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Speed:
-    """Measure updates of all layers of `cell` for about `seconds`: at least three, after WARMUP_UPDATES that are not
-    counted.
+    """Measure updates of all layers of `cell` for about `seconds`, at least three, after WARMUP_UPDATES.
 
     `processes`: measure one of this many, without communication: its share of the rows and the whole optimizer, as if
-    each process had a copy of the network. `rows`: compute only this many rows of its share (0: all), at least twice
-    after one that is not counted; the time of a whole update is then extrapolated, as the optimizer's part does not
-    depend on the rows.
+    each process had a copy of the network.
     `notify` is called with a description of each step. Raises GpasError if the network does not fit the device.
     """
     device = choose_device()
     require_fit(cell, torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0)
-    batch = max(1, cell.optim.batch // processes)
-    part = rows if 0 < rows < batch else batch
-    whole = part == batch
     notify("building the network")
     measured = replace(cell, depth=Depth())
-    if part < cell.optim.batch:
-        measured = replace(measured, optim=replace(cell.optim, batch=part, mean_rows=0))
+    if processes > 1:
+        batch = max(1, cell.optim.batch // processes)
+        measured = replace(measured, optim=replace(cell.optim, batch=batch, mean_rows=0))
     loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
     settle_matmul(cell, loop)
-    for number in range(WARMUP_UPDATES if whole else 1):
+    for number in range(WARMUP_UPDATES):
         notify(f"update {number + 1}, not counted")
         timed_update(loop)
     times: list[float] = []
     tokens_before = loop.position.tokens
-    while len(times) < (3 if whole else 2) or sum(times) < seconds:
+    while len(times) < _FEWEST_UPDATES or sum(times) < seconds:
         notify(f"update {len(times) + 1}" + (f", the last took {times[-1]:.2g} s" if times else ""))
         times.append(timed_update(loop))
-    scale = batch / part
     per_step = statistics.median(times)
-    tokens = scale * (loop.position.tokens - tokens_before) / len(times)
-    if not whole:
-        fixed = min(per_step, _optimizer_seconds(loop))
-        per_step = fixed + scale * (per_step - fixed)
+    tokens = (loop.position.tokens - tokens_before) / len(times)
     return Speed(
         per_step, tokens / per_step, whole_flops_per_token(cell) * tokens / per_step,
-        peak_memory(loop.precision.device), len(times), loop.micro_batch, loop.position.gemm, part,
+        peak_memory(loop.precision.device), len(times), loop.micro_batch, loop.position.gemm,
     )  # fmt: skip
 
 
@@ -146,13 +136,6 @@ def require_fit(cell: Cell, device_bytes: int) -> None:
         taken = f"weights, gradients and optimizer state take {byte_size(states)}"
         remedy = f"they fit sharded over {devices} or more, but gpas bench measures one GPU alone"
         raise GpasError(f"{taken}, and the GPU has {byte_size(device_bytes)}: {remedy}")
-
-
-def _optimizer_seconds(loop: Loop) -> float:
-    """Return the seconds of the optimizer's step, which do not depend on the number of rows."""
-    began = time.perf_counter()
-    loop.optimizer.step()
-    return time.perf_counter() - began
 
 
 def timed_update(loop: Loop) -> float:

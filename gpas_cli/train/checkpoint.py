@@ -342,21 +342,6 @@ def finish(writing: Writing, keep: Collection[int] = ()) -> float:
     return seconds
 
 
-def save(
-    folder: Path,
-    key: str,
-    network: Llama,
-    optimizer: torch.optim.Optimizer,
-    position: Position,
-    world: World = ALONE,
-    kind: OptimizerKind = ADAM,
-) -> Path:
-    """Write the checkpoint of `position`, delete outdated ones and return its path. Collective. Raises as `begin`."""
-    writing = begin(folder, key, network, optimizer, position, world, kind)
-    finish(writing)
-    return writing.path
-
-
 def load(
     path: Path,
     key: str,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gpas_cli.data.loader import Batch
-from gpas_cli.data.prepare import HeldOut
-from gpas_cli.data.prepare import bytes_per_token as mean_bytes_per_token
+from gpas_cli.data.prepare import ValidationText
 from gpas_cli.errors import DataError
 from gpas_cli.model.dtensors import reshard
 from gpas_cli.model.llama import LanguageModel
@@ -94,13 +93,14 @@ def _scores(
     }
 
 
-def mixed(scores: Sequence[Mapping[str, float]], corpora: Sequence[HeldOut]) -> dict[str, float]:
-    """Return the scores on a mixture, given those on each of its corpora: losses have the weights of the corpora."""
+def mixed(scores: Sequence[Mapping[str, float]], text: ValidationText) -> dict[str, float]:
+    """Return the scores on the mixture `text`, given those on each corpus: losses have the weights of the corpora."""
     loss, batch_mean, reference = (
-        sum(corpus.weight * own[name] for own, corpus in zip(scores, corpora, strict=True))
+        sum(corpus.weight * own[name] for own, corpus in zip(scores, text.held_out, strict=True))
         for name in ("loss", "loss_batch_mean", "loss_reference")
     )
-    return _scores(loss, batch_mean, reference, sum(own["tokens"] for own in scores), mean_bytes_per_token(corpora))
+    tokens = sum(own["tokens"] for own in scores)
+    return _scores(loss, batch_mean, reference, tokens, text.validation_bytes_per_token)
 
 
 def evaluate_now(loop: Loop, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, float]:

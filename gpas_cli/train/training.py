@@ -432,7 +432,7 @@ class _TextEvaluator(Evaluator):
             found[held.name] = evaluate_now(loop, batches, held.bytes_per_token)
         if not self.cell.data.mixture:
             return self.cell.objective.named(next(iter(found.values())))
-        together = mixed(list(found.values()), self.corpus.held_out)
+        together = mixed(list(found.values()), self.corpus)
         own = {f"corpus_loss/{name}": scores["loss"] for name, scores in found.items()}
         return {**self.cell.objective.named(together), **own}
 

@@ -24,7 +24,6 @@ def _run(asked: BenchRequest) -> dict[str, Any]:
         asked.resolve_cell(),
         asked.resources,
         seconds=asked.seconds,
-        rows=asked.rows,
         processes=asked.processes,
         notify=lambda doing: print(json.dumps({"doing": doing}), flush=True),
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 from gpas_cli.data.corpora import SPLITS
 from gpas_cli.data.prepare import Need, build, token_caches
 from gpas_cli.data.shards import Totals, sum_of
-from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Step, Stop
 from gpas_cli.period import Period
@@ -26,12 +25,11 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
     demand = attempt.demand
     if demand is None:
         raise GpasError(f"the record of stage {attempt.key} does not say which text to tokenise")
-    wanted = TextRequirement(demand.data, demand.vocab, demand.rows)
     reporter = _ProgressReporter(emit, stop)
     try:
         cache, root, notify = Path(attempt.cache), Path(attempt.root), reporter.notice
-        caches = token_caches(wanted.data, wanted.vocab, cache, root=root, notify=notify)
-        shards = build(caches, wanted.data, wanted.rows, notify=notify, workers=attempt.threads, watch=reporter.watch)
+        caches = token_caches(demand.data, demand.vocab, cache, root=root, notify=notify)
+        shards = build(caches, demand.data, demand.rows, notify=notify, workers=attempt.threads, watch=reporter.watch)
     except _Stopped as stopped:
         return Outcome(str(stopped))
     tokens = {f"{split}_tokens": sum(sum_of(own[split]).tokens for own in shards) for split in SPLITS}

@@ -17,8 +17,9 @@ import pytest
 from small_corpus import sentences, write_jsonl
 
 import gpas_cli.data
+from gpas_cli.data.corpora import SurveyUnknown
 from gpas_cli.data.loader import Batches, RowOrder, rows_needed, validation_batches
-from gpas_cli.data.prepare import Corpus, prepare, present
+from gpas_cli.data.prepare import Corpus, cached, prepare
 from gpas_cli.data.rows import MixedRows
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextUsage, estimate_usage, text_usage, unreadable_reason
@@ -138,9 +139,9 @@ def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
 
 
 def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def there() -> bool | None:
+    def there() -> bool:
         data = Data(**{**FILES, "layout": "pack", "length": 16})  # type: ignore[arg-type]
-        return present(data, 320, tmp_path / "cache", root=root, rows=10)
+        return cached(data, 320, tmp_path / "cache", root=root, rows=10) is not None
 
     assert there() is False
     assert not (tmp_path / "cache").exists()
@@ -155,8 +156,9 @@ def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monk
 
 
 def test_no_network_is_asked_whether_c4_is_there(tmp_path: Path):
-    assert present(Data(), 32_000, tmp_path, root=tmp_path, rows=10) is False
-    assert present(Data(source="hf", path="some/where"), 32_000, tmp_path, root=tmp_path, rows=10) is None
+    assert cached(Data(), 32_000, tmp_path, root=tmp_path, rows=10) is None
+    with pytest.raises(SurveyUnknown):
+        cached(Data(source="hf", path="some/where"), 32_000, tmp_path, root=tmp_path, rows=10)
 
 
 def test_data_never_imports_torch():

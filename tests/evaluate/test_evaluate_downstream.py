@@ -21,17 +21,9 @@ from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import downstream
-from gpas_cli.evaluate.downstream import (
-    MissingTask,
-    choices_scorer,
-    requests,
-    score_tasks,
-    score_texts,
-    standard_error,
-    windows,
-)
+from gpas_cli.evaluate.downstream import choices_scorer, requests, score_task, score_text, standard_error, windows
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import FORMS
@@ -86,18 +78,6 @@ def test_the_standard_error_is_that_of_a_mean() -> None:
     assert standard_error([True]) is None
 
 
-def test_a_task_that_cannot_be_had_does_not_stop_the_others(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
-    source = write(tmp_path / "own.jsonl", [{"context": "gate", "choices": ["norm", "layer"], "answer": 0}] * 3)
-    there = import_task(source, "own", tmp_path).name
-    absent = "own@0123456789ab"
-    found = list(score_tasks(Downstream(tasks=(absent, there)), *ours, tmp_path))
-    assert isinstance(found[0], MissingTask)
-    assert found[0].task == absent
-    assert isinstance(found[1], list)
-    assert found[1][0].task == there
-    assert list(score_tasks(Downstream(tasks=(absent, there)), *ours, tmp_path, skip=[absent, there])) == []
-
-
 LONG = {"goal": "cut", "sol1": "gate " * 100, "sol2": "norm", "label": 0}
 
 
@@ -136,10 +116,8 @@ def test_a_task_without_a_question_that_fits_has_their_number_and_the_others_are
     other = import_task(
         write(tmp_path / "own.jsonl", [{"context": "a", "choices": ["b", "c"], "answer": 0}]), "own", tmp_path
     ).name
-    skipped, found = score_tasks(Downstream(tasks=(name, other)), *ours, tmp_path)
-    assert isinstance(skipped, list)
+    skipped, found = (score_task(one, Downstream(), *ours, tmp_path) for one in (name, other))
     assert [(one.task, one.metric, one.value, one.examples) for one in skipped] == [(name, "skipped", 2, 0)]
-    assert isinstance(found, list)
     assert found[0].task == other
 
 
@@ -211,55 +189,6 @@ def test_a_name_that_cannot_be_a_task_is_refused(tmp_path: Path, name: str) -> N
         import_task(write(tmp_path / "own.jsonl", [ARC]), name, tmp_path)
 
 
-def real(task: str) -> Path:
-    """Return a few records of the file of LLM-Adapters for a task, with its own bytes."""
-    return REAL / "llm_adapters" / f"{task.removesuffix('_closed_book')}.json"
-
-
-@pytest.mark.parametrize(
-    ("task", "context", "choices", "answers"),
-    [
-        ("arc_easy", "Question: When a rock is placed in a graduated cylinder containing water, the height of the "
-         "water will\nAnswer:", ("decrease", "increase", "remain the same"), [0, 1, 1]),
-        ("arc_challenge", "Question: A group of engineers wanted to know how different building designs would respond "
-         "during an earthquake. They made several models of buildings and tested each for its ability to withstand "
-         "earthquake conditions. Which will most likely result from testing different building designs?\nAnswer:", (
-             "buildings will be built faster", "buildings will be made safer", "building designs will look nicer",
-             "building materials will be cheaper"), [2, 1]),
-        ("openbookqa", "There is most likely going to be fog around:",
-         ("a marsh", "a tundra", "the plains", "a desert"), [1, 0]),
-        ("social_iqa", "Q: Sydney walked past a homeless woman asking for change but did not have any money they could "
-         "give to her. Sydney felt bad afterwards. How would you describe Sydney?\nA:",
-         ("sympathetic", "like a person who was unable to help", "incredulous"), [2, 0, 1]),
-        ("piqa", "Question: dresser\nAnswer:",
-         ("replace drawer with bobby pin", "finish, woodgrain with  bobby pin"), [0, 1, 1]),
-        ("hellaswag", "Cheerleading: They get into formation, then begin dancing and flipping as male cheerleaders "
-         "join them. They all continue dancing and flipping, doing hand springs. When they", (
-             "are done, they shake hands and walk away, but cheers are heard all around as they're finished.",
-             "are finished, they jump up and down happily and walk off the stage, exhausted.",
-             "are done, a male cheerleader is crowned and an instant replay is shown.",
-             "come down from their workout, they all stop to bow and applaud, then they continue dancing."), [3, 1, 3]),
-        ("winogrande", "", ("always got the harder cases.",) * 2, [1, 0, 0]),
-        ("boolq_closed_book", "Question: is house tax and property tax are same?\nAnswer:", ("no", "yes"), [0, 1, 1]),
-    ],
-)  # fmt: skip
-def test_records_of_a_real_file_of_llm_adapters(
-    tmp_path: Path, task: str, context: str, choices: tuple[str, ...], answers: list[int]
-) -> None:
-    imported = direct_task(import_task(real(task), task, tmp_path).name, tmp_path)
-    assert imported is not None
-    found = imported.questions()
-    assert [question.answer for question in found] == answers
-    assert (found[1].context, found[1].choices) == (context, choices)
-
-
-def test_a_real_winogrande_record_has_a_context_for_each_choice(tmp_path: Path) -> None:
-    imported = direct_task(import_task(real("winogrande"), "winogrande", tmp_path).name, tmp_path)
-    assert imported is not None
-    before = "Sarah was a much better surgeon than Maria so "
-    assert imported.questions()[0].contexts == (f"{before}Sarah", f"{before}Maria")
-
-
 LINE = json.dumps(ARC) + "\n"
 # name of the file, its content, the task, words of the message
 REFUSED = [
@@ -267,15 +196,9 @@ REFUSED = [
     ("a.jsonl", LINE + '{"question": "Wh', "arc_easy", r"a\.jsonl:2: not a line of JSON"),
     ("a.jsonl", LINE + "{}{}", "arc_easy", r"a\.jsonl:2: not a line of JSON"),
     ("a.jsonl", LINE + "[" * 200_000, "arc_easy", r"a\.jsonl:2: not a line of JSON: it is nested too deeply"),
-    ("a.json", real("arc_easy").read_text().rstrip("]\n"), "arc_easy",
-     r"a\.json:19: a comma or the end of the list is missing here"),
-    ("a.json", real("winogrande").read_text(), "arc_easy",
-     ":2: record 1: the choices are option1, option2; those of this task are answer1"),
-    ("a.json", real("openbookqa").read_text(), "social_iqa",
-     ":2: record 1: 4 choices and the question .* are not of social_iqa"),
-    ("a.jsonl", "".join(json.dumps(one) + "\n" for one in (*json.loads(real("arc_easy").read_text()), ARC)), "arc_easy",
-     r"a\.jsonl:4: record 4: this record and the first one are of"),
-    ("a.json", real("boolq").read_text(), "boolq", "import it as --task boolq_closed_book"),
+    ("a.json", json.dumps([ARC], indent=2).rstrip("]\n"), "arc_easy",
+     "a comma or the end of the list is missing here"),
+    ("a.json", (REAL / "llm_adapters/boolq.json").read_text(), "boolq", r"a\.json:2: record 1: no field 'passage'"),
 ]  # fmt: skip
 
 
@@ -286,27 +209,6 @@ def test_a_file_that_is_not_of_the_task_is_refused(
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         import_task(tmp_path / name, task, tmp_path)
-
-
-CHANGES: dict[str, tuple[str, str, str]] = {
-    "the answer is no choice": ("", "", "'answer4' is not one of answer1, answer2, answer3"),
-    "more choices than named": ("answer1/answer2/answer3", "answer1/answer2", "are answer1, answer2, answer3, not"),
-    "fewer choices than named": ("Answer3: ", "", "are answer1, answer2, not answer1, answer2, answer3"),
-    "no answer format": ("\n\nAnswer format: answer1/answer2/answer3", "", "has 'Answer format:' 0 times"),
-    "the format in a choice": ("Answer3: ", "Answer3: yes.Answer format: ", "a choice contains 'Answer format:'"),
-    "another head": ("Please choose the correct answer to the question: ", "Q: ", "does not begin with 'Please"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_form_that_is_not_known_is_refused_with_record_and_line(tmp_path: Path, change: str) -> None:
-    old, new, message = CHANGES[change]
-    records = json.loads(real("social_iqa").read_text())
-    changed = {**records[1], "instruction": records[1]["instruction"].replace(old, new)}
-    changed["answer"] = "answer4" if change == "the answer is no choice" else changed["answer"]
-    path = write(tmp_path / "own.jsonl", [records[0], changed])
-    with pytest.raises(DataError, match=rf"own\.jsonl:2: record 2: .*{message}"):
-        import_task(path, "social_iqa", tmp_path)
 
 
 def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path: Path) -> None:
@@ -383,10 +285,9 @@ def test_a_word_that_does_not_fit_is_a_missing_text_and_the_others_are_scored(
     )
     (tmp_path / "own.txt").write_text(TEXT)
     section = Texts(texts=("lambada_openai", "own.txt"))
-    missing, found = score_texts(section, scorer(network, 8), tokenizer, tmp_path)
-    assert isinstance(missing, MissingTask)
-    assert "more than the 8 tokens" in missing.reason
-    assert isinstance(found, list)
+    with pytest.raises(GpasError, match="more than the 8 tokens"):
+        score_text("lambada_openai", section, scorer(network, 8), tokenizer, tmp_path)
+    assert score_text("own.txt", section, scorer(network, 8), tokenizer, tmp_path)
 
 
 def loss_of(network: Llama, ids: list[int]) -> Tensor:
@@ -400,7 +301,7 @@ def test_scores_are_the_loss_by_token_byte_and_word(tmp_path: Path, network: Lla
     ids = [tokenizer.eos_id, *tokenizer.encode(TEXT)]
     nats = loss_of(network, ids).item()
     section = Texts(texts=("own=own.txt", "gone/*.txt"))
-    found, missing = score_texts(section, scorer(network, 4096), tokenizer, tmp_path)
+    found = score_text("own", section, scorer(network, 4096), tokenizer, tmp_path)
     assert {score.metric: score.value for score in found} == pytest.approx(
         {
             "text_loss": nats / (len(ids) - 1),
@@ -411,11 +312,8 @@ def test_scores_are_the_loss_by_token_byte_and_word(tmp_path: Path, network: Lla
     )
     assert found[-1].metric == "text_perplexity"
     assert {(score.task, score.examples, len(score.task_version)) for score in found} == {("own", 1, 12)}
-    assert isinstance(missing, MissingTask)
-    assert missing.task == "gone/*.txt"
-    assert "no file" in missing.reason
-    (again,) = score_texts(section, scorer(network, 4096), tokenizer, tmp_path, skip=["own"])
-    assert again == missing
+    with pytest.raises(DataError, match="no file"):
+        score_text("gone/*.txt", section, scorer(network, 4096), tokenizer, tmp_path)
 
 
 def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
@@ -424,8 +322,8 @@ def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
     """As a training corpus a file of this size is divided at blank lines, so that a part can be held out."""
     text = "\n\n".join([TEXT] * 600)
     (tmp_path / "own.txt").write_text(text)
-    (alone,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
-    assert isinstance(alone, list)
+    section = Texts(texts=("own=*.txt",))
+    alone = score_text("own", section, scorer(network, 64), tokenizer, tmp_path)
     ids = [tokenizer.eos_id, *tokenizer.encode(text)]
     nats = 0.0
     for window in windows(ids, 64):
@@ -440,8 +338,7 @@ def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
             "later ones after the token before them")
     }  # fmt: skip
     (tmp_path / "second.txt").write_text(text)
-    (both,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
-    assert isinstance(both, list)
+    both = score_text("own", section, scorer(network, 64), tokenizer, tmp_path)
     assert [one.value for one in both] == pytest.approx([one.value for one in alone], rel=1e-12)
     assert both[0].examples == 2
     assert read_text("own.txt", tmp_path).digest == read_text("./own.txt", tmp_path).digest

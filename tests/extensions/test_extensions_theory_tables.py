@@ -7,6 +7,7 @@ import torch
 import yaml
 from attempts import make_attempt
 from face import gpas
+from saving import save
 
 from gpas_cli.extensions.theory.initialisation import examine
 from gpas_cli.extensions.theory.tables import print_theory
@@ -15,7 +16,6 @@ from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 
@@ -43,7 +43,7 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
         for gate in network.gates():
             gate.alpha.fill_(alpha)
     attempt = make_attempt(folder / "runs", cell.key, {})
-    checkpoint.save(attempt.checkpoints, cell.key, network, make_adam(network, cell.optim), Position(step=4))
+    save(attempt.checkpoints, cell.key, network, make_adam(network, cell.optim), Position(step=4))
 
 
 def test_bounds_as_json(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
 from gate_placements import two_layers
+from saving import save
 from torch import Tensor, nn
 
 from gpas_cli.errors import InvalidExperiments
@@ -21,7 +22,7 @@ from gpas_cli.spec.model import FAMILIES, FFNS, SIZES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import cell_from, parse_model
-from gpas_cli.train.checkpoint import Position, load, save
+from gpas_cli.train.checkpoint import Position, load
 from gpas_cli.train.optim import make_adam
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 19}

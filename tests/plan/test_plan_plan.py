@@ -13,6 +13,7 @@ import torch
 from attempts import make_attempt, write_events
 from end_to_end import Toy
 from launching import FOUR_CORES, entry, key
+from saving import save
 
 from gpas_cli import file_systems
 from gpas_cli.checkpoints import newest_first, outdated, path_of
@@ -35,7 +36,6 @@ from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.cleanup import size_of
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.precision import Precision
@@ -334,7 +334,7 @@ def test_a_checkpoint_has_the_bytes_that_were_predicted(tmp_path: Path, optimize
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)
     state.step()
-    path = checkpoint.save(tmp_path, "key", network, state, Position(step=1), kind=cell.optim.kind)
+    path = save(tmp_path, "key", network, state, Position(step=1), kind=cell.optim.kind)
     assert checkpoint_bytes(cell) == pytest.approx(size_of(path), rel=0.02)
 
 

@@ -11,6 +11,7 @@ import torch
 from disks import full
 from marks import long_but
 from safetensors.torch import save as safetensors_bytes
+from saving import save
 from test_train_run import cell, final_tensors, go, paths
 from together import run, start, text
 from torch import Tensor
@@ -55,7 +56,7 @@ def advance(network: Llama, optimizer: torch.optim.Optimizer) -> None:
 def test_training_resumes_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     one, adam = pair(dtype=dtype)
     advance(one, adam)
-    path = checkpoint.save(tmp_path, KEY, one, adam, Position(step=1, tokens=12, seconds=0.5))
+    path = save(tmp_path, KEY, one, adam, Position(step=1, tokens=12, seconds=0.5))
     other, other_adam = pair(seed=2, dtype=dtype)
     assert checkpoint.load(path, KEY, other, other_adam) == Position(step=1, tokens=12, seconds=0.5)
     for _ in range(2):
@@ -86,14 +87,14 @@ def test_what_is_written_in_the_background_is_what_there_was(tmp_path: Path, mon
 def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     network, adam = pair()
     for step in (1, 2, 3, 10):
-        checkpoint.save(tmp_path, KEY, network, adam, Position(step=step))
+        save(tmp_path, KEY, network, adam, Position(step=step))
     assert [p.name for p in newest_first([tmp_path])] == ["step-00000010", "step-00000003"]
 
 
 @pytest.mark.parametrize("where", [0.5, 0.999])
 def test_an_altered_or_torn_file_is_refused(tmp_path: Path, where: float) -> None:
     network, adam = pair()
-    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    path = save(tmp_path, KEY, network, adam, Position(step=1))
     before = [tensor.clone() for tensor in network.state_dict().values()]
     for file in path.iterdir():
         data = file.read_bytes()
@@ -116,7 +117,7 @@ def test_a_checkpoint_of_an_older_version_is_named_and_never_deleted(tmp_path: P
     old = tmp_path / "step-00000099.safetensors"
     old.write_bytes(b"0")
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, KEY, network, adam, Position(step=step))
+        save(tmp_path, KEY, network, adam, Position(step=step))
     assert newest_first([tmp_path])[0] == old
     with pytest.raises(DamagedCheckpoint, match="as older versions wrote them"):
         checkpoint.load(old, KEY, network, adam)
@@ -139,13 +140,13 @@ def test_a_shard_has_the_bytes_of_safetensors_and_the_sha256_of_what_is_on_disk(
 
 def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
     network, adam = pair()
-    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    path = save(tmp_path, KEY, network, adam, Position(step=1))
     plain, wide = build(parse_model({"size": TINY})), build(parse_model({"size": {**TINY, "ffn": 32}, "gate": "gpas"}))
     with pytest.raises(DamagedCheckpoint, match=r"has network/.*alpha, which is not part of this network"):
         checkpoint.load(path, KEY, plain, None)
     with pytest.raises(DamagedCheckpoint, match=r"is float32 \[24, 16\], but this network needs float32 \[32, 16\]"):
         checkpoint.load(path, KEY, wide, None)
-    path = checkpoint.save(tmp_path, KEY, plain, adam, Position(step=1))
+    path = save(tmp_path, KEY, plain, adam, Position(step=1))
     with pytest.raises(DamagedCheckpoint, match=r"has no network/.*alpha"):
         checkpoint.load(path, KEY, network, None)
 
@@ -154,20 +155,20 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     network, adam = pair()
     (tmp_path / ".writing-step-00000007").mkdir()
     (tmp_path / ".writing-step-00000007/00000.safetensors").write_bytes(b"torn")
-    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=8))
+    path = save(tmp_path, KEY, network, adam, Position(step=8))
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_another_stages_checkpoint_is_refused(tmp_path: Path) -> None:
     network, adam = pair()
-    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    path = save(tmp_path, KEY, network, adam, Position(step=1))
     with pytest.raises(DamagedCheckpoint, match="belongs to stage"):
         checkpoint.load(path, "f" * 16, network, adam)
 
 
 def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, adam = pair()
-    path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
+    path = save(tmp_path, KEY, network, adam, Position(step=1))
 
     def full(file: Path, _tensors: object) -> None:
         file.write_bytes(b"half")
@@ -175,14 +176,14 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(checkpoint, "_write", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
+        save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]
 
 
 def test_a_full_disk_is_an_error_with_the_file(small_disk: Path) -> None:
     network, adam = pair()
     with full(small_disk), pytest.raises(OSError, match=r"No space left on device: .*\.safetensors") as caught:
-        checkpoint.save(small_disk, KEY, network, adam, Position(step=2))
+        save(small_disk, KEY, network, adam, Position(step=2))
     assert "; free space on that file system" in advise(caught.value)
 
 
@@ -190,7 +191,7 @@ def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:
     teacher, adam = pair()
     for gate in teacher.gates():
         gate.alpha.data.fill_(0.25)
-    path = checkpoint.save(tmp_path, KEY, teacher, adam, Position(step=1))
+    path = save(tmp_path, KEY, teacher, adam, Position(step=1))
     fixed = {"learnable": False, "from_trained": True}
     pupil = build(parse_model({"size": TINY, "gate": fixed}), seed=1)
     checkpoint.load_gates(path, pupil)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gate_placements import two_layers
 from marks import release_but
+from saving import save
 from together import run, text
 
 from gpas_cli.data.loader import IGNORED
@@ -232,7 +233,7 @@ def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(
     whole = start()
     for step in range(4):
         if step == 2:
-            saved = checkpoint.save(tmp_path, made.stages[0].key, whole.network, whole.optimizer, whole.position)
+            saved = save(tmp_path, made.stages[0].key, whole.network, whole.optimizer, whole.position)
         whole.update()
     part = start()
     part.position = checkpoint.load(saved, made.stages[0].key, part.network, part.optimizer)

@@ -18,6 +18,7 @@ from golden_inputs import probe, train_batch
 from golden_networks import GOLDEN, close, filled
 from recorder import stop_after
 from safetensors.torch import load_file
+from saving import save
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.checkpoints import path_of
@@ -288,8 +289,8 @@ def test_state_that_its_entry_does_not_declare_is_an_error(tmp_path: Path) -> No
     network(torch.arange(14).reshape(2, 7)).square().mean().backward()
     optimizer.step()
     with pytest.raises(ValueError, match="'adam' has the state 'momentum_buffer', which its entry does not declare"):
-        checkpoint.save(tmp_path, "k", network, optimizer, Position(step=1))
-    path = checkpoint.save(tmp_path, "k", network, optimizer, Position(step=1), kind=MOMENTUM)
+        save(tmp_path, "k", network, optimizer, Position(step=1))
+    path = save(tmp_path, "k", network, optimizer, Position(step=1), kind=MOMENTUM)
     with pytest.raises(DamagedCheckpoint, match=r"has momentum/.*, which is not part of this optimizer"):
         checkpoint.load(path, "k", network, make_adam(network, cell().optim))
 

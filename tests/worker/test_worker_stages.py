@@ -142,7 +142,7 @@ def test_a_missing_test_set_is_translated_by_the_next_attempt_alone(pairs: Path)
     outcome, done, said = translate(pairs)
     assert (outcome.outcome, done) == ("interrupted", ["two"])
     assert "there is no file" in outcome.cause
-    assert said[0].startswith("one is not translated: translation.tests: one=x.{en,de}: there is no file")
+    assert said[0].startswith("one is not scored: translation.tests: one=x.{en,de}: there is no file")
     (pairs / "x.de").write_text(references)
     outcome, done, said = translate(pairs)
     assert (outcome.outcome, done, said) == ("done", ["one"], [])

@@ -29,7 +29,6 @@ class _ShapeJson(Document):
     steps: Annotated[int, "updates that were measured"]
     micro_batch: Annotated[int, "rows at once"]
     gemm: Annotated[str, "how float32 matrix products were computed"]
-    rows: Annotated[int, "rows of each update that were computed"]
     device: str
     positions_per_second: Annotated[float, "of all processes, with padding, without communication"]
     processes: Annotated[int, "of the job; one of them was measured"]
@@ -49,23 +48,20 @@ def bench(
     names: Names = None,
     where: Where = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds to measure each shape.")] = 20,
-    force: Annotated[
-        bool, typer.Option("--force", help="Measure even if it takes long or needs more memory than is free.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed and memory of a grid's cells.
 
     Measures one cell of each shape (size, rows, batch, precision) on one slot with synthetic text, and trains nothing;
     `gpas plan` bases its estimates on the result. For a cell that asks for several GPUs, one process is
-    measured with its share of the rows, without communication. Without a GPU, only as many rows of an update are
-    computed as fit into the time. A measurement that would take far longer, or more memory than is free, is refused.
+    measured with its share of the rows, without communication. Without a GPU, a measurement that would take far longer
+    than --seconds is refused.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
     found = []
     with working("measuring") as show:
-        for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
+        for one in measure(project(), entries(names, where), seconds, notify=show):
             found.append(one)
     if as_json:
         shapes = [_ShapeJson(cells=one.cells, **one.facts) for one in found]  # a record of the cache
@@ -93,5 +89,6 @@ def _share(one: Bench) -> str:
     processes = one.facts["processes"]
     if processes == 1:
         return ""
-    rows = f"{one.facts['rows']} of {one.job.cell.optim.batch} rows of each update"
+    batch = one.job.cell.optim.batch
+    rows = f"{max(1, batch // processes)} of {batch} rows of each update"
     return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds of one device"

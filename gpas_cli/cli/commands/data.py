@@ -20,13 +20,14 @@ from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, Totals, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
-from gpas_cli.data.text_usage import TextRequirement, requirements
+from gpas_cli.data.text_usage import requirements
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
+from gpas_cli.spec.data import TextDemand
 from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import byte_size, count, left_out
 
@@ -147,7 +148,7 @@ def prepare(
 
 
 def _prepare(
-    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
+    demand: TextDemand, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
 ) -> list[_PreparedCorpusJson]:
     data = demand.data
     caches = token_caches(data, demand.vocab, cache, root=root, notify=view.notice)
@@ -236,7 +237,7 @@ def import_task(
 ) -> None:
     """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the format of lm-evaluation-harness for the task, of LLM-Adapters or, for squad, squadv2, triviaqa,
+    Documents have the format of lm-evaluation-harness for the task or, for squad, squadv2, triviaqa,
     tydiqa, drop, coqa and quac, of the authors' files. For a task with a new name, they have a context, choices and
     answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
     prints.

@@ -6,8 +6,7 @@ Task          name; questions()
 ├── RecallTask     names in that half, which the network completes         local.py
 ├── HubGenerated   TriviaQA and others, whose answers are generated        hub.py
 └── HubSquad       SQuAD v1.1, whose answers are parts of a passage        hub.py
-forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness; the records of
-              LLM-Adapters -> documents
+forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 """
 
 from __future__ import annotations

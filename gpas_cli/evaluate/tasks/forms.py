@@ -19,7 +19,7 @@ PROMPT_VERSION = "0.4.13"
 _ANSWER = ("number", "spans", "date")  # the fields of an answer of DROP
 _DATE = ("day", "month", "year")
 DEFAULT_FORM = "choices"  # of tasks that are not known
-ANSWER_FORMAT = "Answer format:"  # ends the choices of a record of LLM-Adapters, and is never part of one
+_ANSWER_FORMAT = "Answer format:"  # was in choices that an earlier version imported from LLM-Adapters
 
 
 class FormError(ValueError):
@@ -73,8 +73,8 @@ class _Form:
         if len(question.choices) < 2:
             raise FormError("fewer than two choices")
         for text in (*question.choices, *question.contexts):
-            if ANSWER_FORMAT in text:
-                raise FormError(f"a choice contains '{ANSWER_FORMAT}', which is not part of it: '{text}'")
+            if _ANSWER_FORMAT in text:
+                raise FormError(f"a choice contains '{_ANSWER_FORMAT}', which is not part of it: '{text}'")
         if not 0 <= question.answer < len(question.choices):
             raise FormError(f"the answer is choice {question.answer + 1} of {len(question.choices)}")
         return question

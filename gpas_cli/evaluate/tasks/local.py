@@ -25,7 +25,6 @@ from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.tasks import TaskUnavailable
-from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
 from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
 from gpas_cli.evaluate.tasks.hub import IN_FILES, HubGenerated, HubSquad, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
@@ -128,8 +127,8 @@ class Imported:
 def import_task(source: Path, task: str, root: Path, examples: Path | None = None) -> Imported:
     """Write the documents of `source` as the local task `task` of the project at `root`.
 
-    `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters; or
-    it is the file of SQuAD, TriviaQA or TyDi QA. `examples`: a file of the same form, of which as many are written
+    `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness; or it is the file of
+    SQuAD, TriviaQA or TyDi QA. `examples`: a file of the same form, of which as many are written
     before the documents as a prompt can have.
     Raises DataError with the place of each problem; nothing is written then.
     """
@@ -153,13 +152,8 @@ def import_task(source: Path, task: str, root: Path, examples: Path | None = Non
 def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
     """Return the documents of a file, read by the form of the task. Raises DataError with the place of each problem."""
     documents, problems = [], []
-    adapted = None
-    for number, (where, record) in enumerate(_records(source, task), start=1):
+    for number, (where, document) in enumerate(_records(source, task), start=1):
         try:
-            adapted = is_adapter_record(record) if adapted is None else adapted
-            if is_adapter_record(record) != adapted:
-                raise FormError("this record and the first one are of different kinds: only one is of LLM-Adapters")
-            document = document_of(record, task) if adapted else record
             form_of(task).read(document)
             documents.append(document)
         except FormError as error:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpas_cli import words
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.downstream import task_scorer
+from gpas_cli.evaluate.downstream import task_scorer, unscored
 from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
@@ -186,7 +185,8 @@ def measure(
         metrics["mean_accuracy"] = scores.accuracy()
     # Another attempt may find the documents of a task, but not choices that fit.
     later = any(not isinstance(error, NothingFits) for error in scores.unavailable.values())
-    return Outcome("interrupted" if later else "done", attempt.done, _cause(scores), metrics)
+    cause = unscored(scores.unavailable, len(section.tasks))
+    return Outcome("interrupted" if later else "done", attempt.done, cause, metrics)
 
 
 def _metrics(series: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
@@ -204,16 +204,6 @@ def _metrics(series: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
 def _mean_and_least(name: str, values: Sequence[float | None]) -> dict[str, float]:
     known = [value for value in values if value is not None]
     return {f"mean_{name}": sum(known) / len(known), f"least_{name}": min(known)}
-
-
-def _cause(scores: _RemovalScores) -> str:
-    """Return which tasks could not be scored, and why; "" if all were."""
-    tasks = scores.unavailable
-    if not tasks:
-        return ""
-    reasons = "; ".join(dict.fromkeys(map(str, tasks.values())))
-    asked = words.count(len(scores.section.tasks), "task")
-    return f"{len(tasks)} of {asked} not scored ({words.listed(list(tasks), len(tasks))}): {reasons}"
 
 
 @dataclass

@@ -132,7 +132,7 @@ class LayerStatistics:
 
     def __init__(self, observed: Callable[[Callable[[int, Tensor], None]], AbstractContextManager[None]]) -> None:
         self._observed = observed
-        self._means: defaultdict[str, defaultdict[int, _Mean]] = defaultdict(lambda: defaultdict(_Mean))
+        self._sums: defaultdict[str, dict[int, Tensor]] = defaultdict(dict)  # of finite values, and their number
         self._grams: dict[int, Tensor] = {}
 
     @contextmanager
@@ -162,30 +162,17 @@ class LayerStatistics:
 
     def _add(self, place: int, statistics: Mapping[str, Tensor]) -> None:
         for name, values in statistics.items():
-            self._means[name][place].add(values)
+            finite = values.isfinite()
+            found = torch.stack([torch.where(finite, values.double(), 0.0).sum(), finite.sum()])
+            self._sums[name][place] = self._sums[name].get(place, 0) + found
 
     def series(self) -> dict[str, list[float]]:
         """Return the series by layer: of the streams blocks + 1 numbers each, of the blocks one number for each."""
-        means = {name: [mean.value() for _, mean in sorted(at.items())] for name, at in self._means.items()}
+        means = {
+            name: [float(total / number) for _, (total, number) in sorted(at.items())]
+            for name, at in self._sums.items()
+        }
         return {**means, RANK: [effective_rank(gram) for _, gram in sorted(self._grams.items())]}
-
-
-class _Mean:
-    """A mean over all finite values that were added, kept on their device."""
-
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-
-    def add(self, values: Tensor) -> None:
-        finite = values.isfinite()
-        sums = torch.stack([torch.where(finite, values.double(), 0.0).sum(), finite.sum()])
-        self._sums = sums if self._sums is None else self._sums + sums
-
-    def value(self) -> float:
-        """Return the mean, NaN of no values."""
-        assert self._sums is not None
-        total, count = self._sums
-        return float(total / count)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.model.llama import Read
 from gpas_cli.model.packing import Packing
+from gpas_cli.model.stream import hooked
 from gpas_cli.spec.downstream import SQUAD, base_name
 
 _HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
@@ -110,12 +111,9 @@ class CausalNetwork(_TransformersNetwork):
         return caught[0]
 
     def _call(self, rows: Tensor, hook: Callable[..., Any]) -> Any:
-        handle = self._head.register_forward_pre_hook(hook)
-        try:
+        with hooked([self._head], hook):
             # Rows are padded on the right, where causal attention ignores it.
             return self.inner(input_ids=rows, use_cache=False).logits
-        finally:
-            handle.remove()
 
     def probe(self) -> Tensor:
         return self._hidden(self._few())

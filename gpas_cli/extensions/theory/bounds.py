@@ -81,7 +81,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpas_cli.errors import GpasError
 from gpas_cli.model.layers import GpasGate, LearnedFactor
 from gpas_cli.model.llama import Block, Llama, SubLayer
-from gpas_cli.model.stream import observed_inputs
+from gpas_cli.model.stream import hooked, observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
 
@@ -274,11 +274,9 @@ def _gate_factor(gate: GpasGate) -> float:
     return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
 
 
-def attention_numbers(
-    module: nn.Module, size: Size, length: int, sigma: Callable[[Tensor], float] = deviation
-) -> AttentionSigmas:
+def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSigmas:
     """Return the standard deviations of an attention's matrices."""
-    sigmas = [sigma(module.get_parameter(f"{name}_proj.weight")) for name in ("q", "k", "v", "o")]
+    sigmas = [deviation(module.get_parameter(f"{name}_proj.weight")) for name in ("q", "k", "v", "o")]
     return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
 
 
@@ -326,13 +324,8 @@ def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Te
         entering.append(x)
         return (x, *args[1:])
 
-    modules = [*network.model.layers, network.model.norm]
-    handles = [module.register_forward_pre_hook(keep) for module in modules]
-    try:
+    with hooked([*network.model.layers, network.model.norm], keep):
         loss = F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
-    finally:
-        for handle in handles:
-            handle.remove()
     return list(torch.autograd.grad(loss, entering))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field
@@ -21,42 +20,25 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.figures.drawing import Output
 from gpas_cli.extensions.figures.figure import Figure, Line, PlotJson, as_json
+from gpas_cli.extensions.theory.results import Change, Growth, Law, LengthPoint
 from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell as Specification
 from gpas_cli.store.rundir import checkpoints_of
 from gpas_cli.structure import FLAT, Document
-from gpas_cli.words import duration
 
 if TYPE_CHECKING:  # torch
     from gpas_cli.extensions.theory.initialisation import Theory
-    from gpas_cli.extensions.theory.stability import Law
 
 app = typer.Typer(help="Compute the papers' theorems beside their printed values.", no_args_is_help=True)
 
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 _Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
-_PROBED = 16  # layers of a network that is timed to estimate the simulations, whose work grows as layers squared
 _BUILDING = "building the network in float64"
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
 _TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
-
-
-class _PrintedExponentJson(Document):
-    """An exponent in the paper."""
-
-    value: float
-    relation: Annotated[str, "at least, at most or about"]
-
-
-class _ExponentJson(Document):
-    """An exponent fitted to a simulation."""
-
-    quantity: Annotated[str, ("norm", "psi", "gap")]
-    fitted: float
-    printed: _PrintedExponentJson | None
 
 
 class _StatementJson(Document):
@@ -65,7 +47,7 @@ class _StatementJson(Document):
     statement: str
     network: str
     tau: Annotated[float, "the share of the matrix that all layers have in common"]
-    laws: Sequence[_ExponentJson]
+    laws: Sequence[Law]
 
 
 class _CellBoundsJson(Document):
@@ -90,36 +72,19 @@ class StabilityJson(DocumentJson):
     panels: Sequence[PlotJson]
 
 
-class _GrowthJson(Document):
-    """The growth of the residual stream of a network at initialisation."""
-
-    title: str
-    squares: Annotated[Sequence[float], "squared norms over d, before layer 1 and after each layer"]
-    slope: Annotated[float, "what a layer adds, by a line fitted to all"]
-    fit: Annotated[float, "R^2 of that line"]
-
-
 class NormsJson(DocumentJson):
     """`gpas theory norms --json`."""
 
     cell: str
-    growths: Sequence[_GrowthJson]
+    growths: Sequence[Growth]
     panels: Sequence[PlotJson]
-
-
-class _LengthPointJson(Document):
-    """The standard deviation of attention's output at one length."""
-
-    length: int
-    predicted: Annotated[float, "by equation (48) of Spike No More"]
-    measured: float
 
 
 class LengthJson(DocumentJson):
     """`gpas theory length --json`."""
 
     cell: str
-    points: Sequence[_LengthPointJson]
+    points: Sequence[LengthPoint]
     exponent: Annotated[float, "of the length in the measured variance"]
     panels: Sequence[PlotJson]
 
@@ -134,33 +99,17 @@ class DepthJson(DocumentJson):
     panels: Sequence[PlotJson]
 
 
-class _ChangeJson(Document):
-    """The change of an activation over the updates, in one parametrisation."""
-
-    parametrisation: str
-    over: Annotated[str, ("width", "depth")]
-    place: Annotated[str, "logits, or the number of the base's layer after which the stream is; 0: the embedding"]
-    at: Annotated[Sequence[int], "the widths or depths"]
-    changes: Annotated[Sequence[float], "root mean square of the change at each of them"]
-    exponent: Annotated[float, "of a power law fitted to them; 0 is flat"]
-    flat: Annotated[bool | None, "whether it is flat; null where the parametrisation does not promise it"]
-
-
 class CoordinatesJson(DocumentJson):
     """`gpas theory coordinates --json`."""
 
     cell: str
     updates: int
-    changes: Sequence[_ChangeJson]
+    changes: Sequence[Change]
     panels: Sequence[PlotJson]
 
 
 @app.command("bounds")
-def bounds(
-    cells: Cells,
-    force: Annotated[bool, typer.Option("--force", help="Also if it takes minutes or much memory.")] = False,
-    as_json: AsJson = False,
-) -> None:
+def bounds(cells: Cells, as_json: AsJson = False) -> None:
     """Compute upper bounds of a cell at initialisation, beside measured values.
 
     They are those of Spike No More, The Curse of Depth and RaPTr, in float64. With gates they include how much of the
@@ -169,7 +118,7 @@ def bounds(
     Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
-    theories = [_theory_of(entry.cell, force=force) for entry in found]
+    theories = [_theory_of(entry.cell) for entry in found]
     if as_json:
         listed = [
             _CellBoundsJson(cell_name=CellNameJson.of(entry), bounds=_as_mapping(entry.cell, theory))
@@ -198,19 +147,13 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
     cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
     with working("simulating") as show:
-        began = time.monotonic()
-        simulate(BOTH, 0.0, layers=_PROBED, dimension=dimension)
-        each = (time.monotonic() - began) * (layers / _PROBED) ** 2
-        began = time.monotonic()
-        for number, ((title, tau), kind) in enumerate(cases.items()):
-            each = (time.monotonic() - began) / number if number else each
-            show(f"{title}, tau {tau:g}; about {duration(each * (len(cases) - number))} left")
+        for number, ((title, tau), kind) in enumerate(cases.items(), start=1):
+            show(f"{title}, tau {tau:g}; {number} of {len(cases)}")
             known[title, tau] = simulate(kind, tau, layers=layers, dimension=dimension)
     rows = [(one, laws(one, known[one.kind.title, one.tau])) for one in statements()]
     figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
     documents = [
-        _StatementJson(statement=one.name, network=one.kind.title, tau=one.tau, laws=list(map(_law_json, found)))
-        for one, found in rows
+        _StatementJson(statement=one.name, network=one.kind.title, tau=one.tau, laws=found) for one, found in rows
     ]
     heads = ("statement", "network", *(f"{title}: fitted" for title in _TITLES.values()), "printed")
     lines = [
@@ -248,8 +191,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     ]
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
-    grown = [_GrowthJson(**vars(one)) for one in found]
-    document = NormsJson(cell=entry.id, growths=grown, panels=_panels(figures))
+    document = NormsJson(cell=entry.id, growths=found, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -275,8 +217,7 @@ def length(cell: Cell, *, output: Output) -> None:
             for p in found.points]  # fmt: skip
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
-    points = [_LengthPointJson(**vars(p)) for p in found.points]
-    document = LengthJson(cell=entry.id, points=points, exponent=found.exponent, panels=_panels(figures))
+    document = LengthJson(cell=entry.id, points=found.points, exponent=found.exponent, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -340,16 +281,10 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
-    changes = [_ChangeJson(**vars(one), flat=one.flat) for one in found]
-    document = CoordinatesJson(cell=entry.id, updates=updates, changes=changes, panels=_panels(figures))
+    document = CoordinatesJson(cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:-1])), note)
     if any(one.flat is False for one in found):
         raise typer.Exit(Exit.FAILED)
-
-
-def _law_json(law: Law) -> _ExponentJson:
-    printed = _PrintedExponentJson(**vars(law.printed)) if law.printed else None
-    return _ExponentJson(quantity=law.quantity, fitted=law.fitted, printed=printed)
 
 
 def _place(place: str) -> str:
@@ -414,10 +349,10 @@ def _panels(figures: list[Figure]) -> list[PlotJson]:
     return [as_json(figure) for figure in figures]
 
 
-def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
+def _theory_of(cell: Specification) -> Theory:
     """Return the bounds of a cell and how much of the gradient its gates preserve.
 
-    Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
+    Raises GpasError without torch or enough memory.
     """
     try:
         from gpas_cli.extensions.theory.initialisation import examine
@@ -429,7 +364,7 @@ def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
     keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
     checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]
     with working("computing the bounds") as show:
-        return examine(cell, here.cache, here.config.parent, checkpoints, force=force, notify=show)
+        return examine(cell, here.cache, here.config.parent, checkpoints, show)
 
 
 def _as_mapping(cell: Specification, theory: Theory) -> dict[str, Any]:

@@ -58,13 +58,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.extensions.theory.bounds import (
-    attention_numbers,
-    deviation,
-    feed_forward_numbers,
-    inputs_of,
-    mean_squares,
-)
+from gpas_cli.extensions.theory.bounds import attention_numbers, feed_forward_numbers, inputs_of, mean_squares
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.norm import LNS, Pre
@@ -97,9 +91,9 @@ class DepthBound:
     log10_joined: float
 
 
-def depth_bound(network: Llama, tokens: Tensor, sigma: Callable[[Tensor], float] = deviation) -> DepthBound | None:
+def depth_bound(network: Llama, tokens: Tensor) -> DepthBound | None:
     """Return the bounds for the stream of one forward pass of a float64 network, tokens (1, time); None if the paper
-    does not derive them for the network's scheme. `sigma`: the standard deviation of a matrix."""
+    does not derive them for the network's scheme."""
     model = network.spec
     lns = type(model.norm) is LNS
     if not (lns or type(model.norm) is Pre) or (model.gate and not model.gate.stop_gradient):
@@ -111,8 +105,8 @@ def depth_bound(network: Llama, tokens: Tensor, sigma: Callable[[Tensor], float]
     grown = 0.0
     for layer, pair in enumerate(parts, start=1):
         x, middle = (seen[part.residual.in_norm].mean().sqrt().item() for part in pair)
-        attention = attention_numbers(pair[0].module, model.size, tokens.shape[1], sigma)
-        ffn = feed_forward_numbers(pair[1].module, model, sigma)
+        attention = attention_numbers(pair[0].module, model.size, tokens.shape[1])
+        ffn = feed_forward_numbers(pair[1].module, model)
         d, d_head, root = attention.d, model.size.head_dim, math.sqrt(attention.length)
         depth = layer if lns else 1
         outer = 2 * d * attention.heads * (root + 2 + 1 / root) * attention.sigma_o * attention.sigma_v

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from gpas_cli.extensions.theory.bounds import attention_numbers, inputs_of
 from gpas_cli.extensions.theory.initialisation import Sample, initial_network, own_text, random_text, skeleton
+from gpas_cli.extensions.theory.results import Change, Growth, LengthPoint
 from gpas_cli.extensions.theory.stability import power
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import observed_inputs
@@ -52,19 +53,6 @@ from gpas_cli.train.device import suitable_threads
 from gpas_cli.train.optim import make_optimizer, set_learning_rate
 
 _RANDOM_PATHS = 32  # whose means are reported
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Mean squared norms over d of the stream entering each layer and leaving the last: layers + 1 numbers.
-
-    slope: what a layer adds, fitted to all layers. fit: the share of the variance that the line explains.
-    """
-
-    title: str
-    squares: tuple[float, ...]
-    slope: float
-    fit: float
 
 
 def growths(cell: Cell) -> list[Growth]:
@@ -143,19 +131,10 @@ _MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _LengthPoint:
-    """The standard deviation of attention's output at one length, by equation (48) and measured."""
-
-    length: int
-    predicted: float
-    measured: float
-
-
-@dataclass(frozen=True)
 class _LengthLaw:
     """The standard deviations by length. exponent: of the length in the measured variance; -1 in (48)."""
 
-    points: tuple[_LengthPoint, ...]
+    points: tuple[LengthPoint, ...]
     exponent: float
 
 
@@ -174,7 +153,7 @@ def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> _LengthLaw:
             measured = _mean_square(attention.module(x, positions)[:, -1]).sqrt().item()
         numbers = attention_numbers(attention.module, size, length)
         predicted = numbers.sigma_o * numbers.sigma_v * size.hidden / length**0.5
-        points.append(_LengthPoint(length, predicted, measured))
+        points.append(LengthPoint(length, predicted, measured))
     return _LengthLaw(tuple(points), power([(point.length, point.measured**2) for point in points]))
 
 
@@ -184,30 +163,6 @@ _LAYERS = 4  # of the networks of different width, and of the base: the fewest o
 _PROMISES = {"mup": "width", "completep": "depth"}  # over which the stream changes alike, by parametrisation
 _FLAT = 0.25  # of exponents; those of right rules are at most 0.2, without the rule of the matrices' rate 0.6 to 0.8
 _PLACES = (0, 2, 4)  # layers of the base after which the stream is measured
-
-
-@dataclass(frozen=True)
-class Change:
-    """The change of an activation over the updates, in one parametrisation.
-
-    over: `width` or `depth`, whose values are `at`. place: `logits`, or the layer of the base after which the stream is
-    measured, 0 for the embedding; in a deeper network, at the same relative depth. changes: root mean squares of the
-    differences, for each value. exponent: of a power law fitted to them, 0 where they are flat.
-    """
-
-    parametrisation: str
-    over: str
-    place: str
-    at: tuple[int, ...]
-    changes: tuple[float, ...]
-    exponent: float
-
-    @property
-    def flat(self) -> bool | None:
-        """Whether the stream changes alike; None where the parametrisation does not promise it. The logits are not
-        judged: in muP their change falls over the width in the first updates."""
-        promised = self.place != "logits" and _PROMISES.get(self.parametrisation) == self.over
-        return abs(self.exponent) <= _FLAT if promised else None
 
 
 def coordinates(
@@ -238,8 +193,17 @@ def coordinates(
                     rows.append(_changes(own, sample, updates))
                 for number, place in enumerate((*map(str, _PLACES), "logits")):
                     changes = tuple(row[number] for row in rows)
-                    found.append(Change(kind, over, place, at, changes, power(list(zip(at, changes, strict=True)))))
+                    exponent = power(list(zip(at, changes, strict=True)))
+                    found.append(Change(kind, over, place, at, changes, exponent, _flat(kind, over, place, exponent)))
     return found
+
+
+def _flat(kind: str, over: str, place: str, exponent: float) -> bool | None:
+    """Return whether the stream changes alike; None where the parametrisation does not promise it.
+
+    The logits are not judged: in muP their change falls over the width in the first updates.
+    """
+    return abs(exponent) <= _FLAT if place != "logits" and _PROMISES.get(kind) == over else None
 
 
 def _at(cell: Cell, hidden: int, layers: int, how: dict[str, Any]) -> Cell:

@@ -137,9 +137,6 @@ def skeleton(model: Model, seed: int, layers: int = 0) -> Llama:
 _TOKENS = 256
 # Built in float32 (4) and then copied to float64 (8).
 _BYTES_PER_PARAMETER = 12
-# Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
-_THREAD_RATE = 1.2e8
-_MAX_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -233,20 +230,17 @@ def examine(
     cache: Path,
     root: Path,
     trained: Sequence[Path] = (),
-    *,
-    force: bool = False,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Theory:
     """Compute bounds and measurements of `cell`'s network at initialisation, and the gradients its gates preserve.
 
     trained: checkpoints, best first, for the gates' values in the comparison of gradients; all else is initial.
-    `notify` is called with each step. Raises GpasError if the network does not fit into memory and, unless `force`,
-    if it would take half of the free memory or more than MAX_SECONDS.
+    `notify` is called with each step. Raises GpasError if the network does not fit into memory.
     """
     _check_attention(cell)
     with suitable_threads(cell.model.size):
         notify("building the network in float64")
-        network, sample = _network_and_text(cell, cache, root, force=force)
+        network, sample = _network_and_text(cell, cache, root)
         layers = tuple(bounds_of(network, sample, notify))
         depth, stages = depth_bound(network, sample.tokens), stage_gap(network, sample.tokens, sample.targets)
         gates = ""
@@ -260,8 +254,7 @@ def examine(
 def depth_theory(
     cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]
 ) -> tuple[DepthBound | None, StageGap]:
-    """Return `Theory.depth` and `Theory.stages`. `notify` is called with each layer. Raises GpasError as `examine`,
-    except for a long time."""
+    """Return `Theory.depth` and `Theory.stages`. `notify` is called with each layer. Raises GpasError as `examine`."""
     _check_attention(cell)
     with suitable_threads(cell.model.size):
         network, sample = _network_and_text(cell, cache, root)
@@ -288,8 +281,8 @@ def _check_norm(cell: Cell) -> None:
         raise GpasError("the bounds are for norms, whose output has a fixed scale; that of family.norm: dyt has none")
 
 
-def _network_and_text(cell: Cell, cache: Path, root: Path, *, force: bool = True) -> tuple[Llama, Sample]:
-    network, device = initial_network(cell, force=force)
+def _network_and_text(cell: Cell, cache: Path, root: Path) -> tuple[Llama, Sample]:
+    network, device = initial_network(cell)
     text = own_text(cell, cache, root) or random_text(cell)
     return network, replace(text, tokens=text.tokens.to(device), targets=text.targets.to(device))
 
@@ -336,10 +329,10 @@ def announced(layers: int, notify: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def initial_network(cell: Cell, *, force: bool = True) -> tuple[Llama, torch.device]:
+def initial_network(cell: Cell) -> tuple[Llama, torch.device]:
     """Return the cell's network in float64 at initialisation, and its device. Raises GpasError as `examine`."""
     device = choose_device()
-    _check_cost(cell.model, device, force=force)
+    _check_memory(cell.model, device)
     return build(cell.model, seed=cell.seed, dtype=torch.float64, device=device), device
 
 
@@ -378,20 +371,14 @@ def random_text(cell: Cell) -> Sample:
     return Sample(row[:, :-1], row[:, 1:], "random tokens, since the cell's text is not tokenised here")
 
 
-def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
-    network = build(model, device="meta")
-    needed = _BYTES_PER_PARAMETER * sum(p.numel() for p in network.parameters())
+def _check_memory(model: Model, device: torch.device) -> None:
+    needed = _BYTES_PER_PARAMETER * sum(p.numel() for p in build(model, device="meta").parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    sizes = f"about {byte_size(needed)}, and {byte_size(free)} are free"
-    need = f"the bounds need this network in float64, {sizes}"
-    smaller = "choose a smaller cell of the same scheme"
     if needed > free:
-        raise GpasError(f"{need}; {smaller}")
-    inside = _TOKENS * sum(p.numel() for p in network.model.layers.parameters())
-    seconds = 0.0 if device.type == "cuda" else inside / (_THREAD_RATE * torch.get_num_threads())
-    if not force and (2 * needed > free or seconds > _MAX_SECONDS):
-        time_needed = f", and take about {max(1, round(seconds / 60))} min here" if seconds else ""
-        raise GpasError(f"{need}{time_needed}; {smaller}, or use --force")
+        raise GpasError(
+            f"the bounds need this network in float64, about {byte_size(needed)}, and {byte_size(free)} are free; "
+            "choose a smaller cell of the same scheme"
+        )
 
 
 def bounds_of(

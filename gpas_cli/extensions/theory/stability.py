@@ -28,11 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpas_cli.extensions.theory.results import Law, Printed
+
 Array = NDArray[np.float64]
 
-_DIMENSION = 100  # d, as in Figure 3
 _SAMPLES = 100  # inputs, as in Figure 3
-_LAYERS = 64
 _TAUS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FITTED = 4  # exponents over the depth are fitted to depths from L / FITTED to L
 _DEPTHS = 12  # at which norms and gaps are measured
@@ -58,32 +58,6 @@ _NO_NORM = _Kind("no norm", residual=True, norm=False)
 
 
 @dataclass(frozen=True)
-class Printed:
-    """An exponent that the paper prints: its value, and whether it is a lower bound, an upper bound or approximate."""
-
-    value: float
-    relation: str  # at least, at most, about
-
-    def __str__(self) -> str:
-        signs = {"at least": "\N{GREATER-THAN OR EQUAL TO}", "at most": "\N{LESS-THAN OR EQUAL TO}", "about": "about"}
-        return f"{signs[self.relation]} {self.value:g}"
-
-
-@dataclass(frozen=True)
-class Law:
-    """One quantity of a simulation: the fitted exponent beside the printed one.
-
-    norm: the exponent of L. psi: the exponent of L / l at the last depth. For networks without a norm, which grow by a
-    factor with each layer, both are exponents of 2 per layer, psi of its least value over L - 1. gap: the exponent
-    of L.
-    """
-
-    quantity: str
-    fitted: float
-    printed: Printed | None
-
-
-@dataclass(frozen=True)
 class Simulation:
     """A simulated network: means over inputs. `norms`, `gaps`: (depth, mean). `psi`: (l, mean) at the last depth."""
 
@@ -106,7 +80,7 @@ class _Statement:
     gap: Printed | None
 
 
-def statements(taus: Sequence[float] = _TAUS) -> list[_Statement]:
+def statements() -> list[_Statement]:
     """Return what the paper states: Lemma 4.3, Lemma G.2, and Figure 3 for each tau."""
     lemma = [
         _Statement("Lemma 4.3 (a)", BOTH, 0.0, _at_least(0.5), _at_most(0.5), _at_most(-0.5)),
@@ -116,7 +90,7 @@ def statements(taus: Sequence[float] = _TAUS) -> list[_Statement]:
         _Statement("Lemma G.2 (b)", _NO_RESIDUAL, 1.0, _at_most(0), None, _at_most(-1)),
         _Statement("Lemma G.2 (c)", _NO_NORM, 1.0, _at_most(1), _at_least(1), _at_least(0)),
     ]
-    return [*lemma, *(_figure_3(tau) for tau in taus)]
+    return [*lemma, *(_figure_3(tau) for tau in _TAUS)]
 
 
 def _figure_3(tau: float) -> _Statement:
@@ -135,18 +109,10 @@ def _at_most(value: float) -> Printed:
     return Printed(value, "at most")
 
 
-def simulate(
-    kind: _Kind,
-    tau: float,
-    *,
-    layers: int = _LAYERS,
-    dimension: int = _DIMENSION,
-    samples: int = _SAMPLES,
-    seed: int = 0,
-) -> Simulation:
-    """Simulate networks of all depths up to `layers`, with one draw of the weights."""
-    random = np.random.default_rng(seed)
-    inputs = random.standard_normal((samples, dimension))
+def simulate(kind: _Kind, tau: float, *, layers: int, dimension: int = 100) -> Simulation:
+    """Simulate networks of all depths up to `layers`, with one draw of the weights. `dimension`: d, as in Figure 3."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((_SAMPLES, dimension))
     inputs /= _length(inputs)
     weights = _weights(tau, dimension, random)
     depths = {int(depth) for depth in np.geomspace(max(2, layers // (2 * _FITTED)), layers, _DEPTHS).round()}

@@ -18,19 +18,23 @@ from typing import Any
 
 import gpas_cli
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.estimate import Shape, cost_of, shape
-from gpas_cli.plan.machine import machine
+from gpas_cli.plan.estimate import Shape, cpu_seconds, shape
+from gpas_cli.plan.machine import ThisMachine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.process import Lease, Slots
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.store.records import BenchRequest, bench_request
+from gpas_cli.store.records import BenchRequest
 from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
+from gpas_cli.words import duration
 
 _PACKAGE = Path(gpas_cli.__file__).parents[1]
 _COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
+_UPDATES = 5  # of a measurement, at least
+_SHORT = 60.0  # a measurement of as many seconds begins whatever was asked for
+_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,13 @@ class Bench:
 
 
 def bench(
-    project: Project,
-    entries: Iterable[Any],
-    seconds: float,
-    *,
-    force: bool = False,
-    notify: Callable[[str], None] = lambda message: None,
+    project: Project, entries: Iterable[Any], seconds: float, *, notify: Callable[[str], None] = lambda message: None
 ) -> Iterator[Bench]:
     """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results.
 
-    On a CPU, only a few rows of each update of a large network are computed. Of a job with several processes, one is
-    measured on one device, with its share of the rows and without communication. `notify` is called with a line about
-    each step. Raises GpasError if no slot is free, an update fails, or, without `force`, a measurement would take far
-    longer than `seconds` or more memory than is free.
+    Of a job with several processes, one is measured on one device, with its share of the rows and without
+    communication. `notify` is called with a line about each step. Raises GpasError if no slot is free, an update fails,
+    or a measurement on a CPU would take far longer than `seconds`.
     """
     slots = Slots(project.runs, machine())
     here = slots.machine
@@ -67,14 +65,10 @@ def bench(
         if job.kind == PRETRAIN:
             device = "cuda" if here.gpus else "cpu"
             grouped.setdefault(shape(job.cell.to_mapping(), device, here.needs(job.resources)), []).append(job)
-    costs = {key: cost_of(jobs[0].cell, here, jobs[0].resources, seconds) for key, jobs in grouped.items()}
-    if not force and (
-        faults := [fault for key, jobs in grouped.items() if (fault := costs[key].fault(jobs[0], seconds))]
-    ):
-        raise GpasError("\n".join([*faults, "measure smaller cells (--where), for longer (--seconds), or use --force"]))
+    if not here.gpus:
+        _require_short((jobs[0] for jobs in grouped.values()), here, seconds)
     for key, jobs in grouped.items():
-        notify(f"{jobs[0].id}: {costs[key].words()}")
-        facts = _measure(project, slots, jobs[0], seconds, costs[key].rows, notify)
+        facts = _measure(project, slots, jobs[0], seconds, notify)
         facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
         path = project.runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
@@ -83,22 +77,27 @@ def bench(
         yield Bench(jobs[0], len(jobs), facts)
 
 
+def _require_short(jobs: Iterable[StageJob], here: ThisMachine, asked: float) -> None:
+    """Raise GpasError if a measurement on this machine's CPU would take far longer than `asked` seconds."""
+    needed = {job.id: _UPDATES * cpu_seconds(job.cell, here, job.resources) for job in jobs}
+    faults = [
+        f"{name}: {_UPDATES} updates take about {duration(seconds)} on this machine; --seconds asks for {asked:g}"
+        for name, seconds in needed.items()
+        if seconds > max(_SHORT, _TIMES_ASKED * asked)
+    ]
+    if faults:
+        raise GpasError("\n".join([*faults, "measure smaller cells (--where), or for longer (--seconds)"]))
+
+
 def _measure(
-    project: Project, slots: Slots, job: StageJob, seconds: float, rows: int, notify: Callable[[str], None]
+    project: Project, slots: Slots, job: StageJob, seconds: float, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     one = job.resources.single_process
     lease = slots.take(one)
     if lease is None:
         raise GpasError("every slot of this machine is busy; next to running jobs a measurement would be too slow")
-    # All measured rows form one micro-batch, whatever the micro-batch on a GPU would be.
-    resources = replace(one, micro_batch=rows) if rows else one
-    asked = bench_request(
-        replace(job.record(), resources=resources),
-        threads=lease.threads,
-        seconds=seconds,
-        rows=rows,
-        processes=job.resources.processes,
-    )
+    record = replace(job.record(), resources=one)
+    asked = BenchRequest.of(record, threads=lease.threads, seconds=seconds, processes=job.resources.processes)
     try:
         facts = _run(project, lease, job.id, asked, notify)
     finally:

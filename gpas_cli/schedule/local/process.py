@@ -32,7 +32,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.claims import Submitter
 from gpas_cli.state.locks import Lock
-from gpas_cli.store.records import AttemptRecord, ProcessRecord, attempt_of
+from gpas_cli.store.records import AttemptRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
@@ -177,7 +177,7 @@ class Spawner:
 
     def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
         code = self.code(uses=job.uses)
-        return attempt_of(
+        return AttemptRecord.of(
             job.record(),
             executor="local",
             created=time.time(),

@@ -30,7 +30,7 @@ from gpas_cli.state.claims import claims_lock, read_claim, release_claim
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
 from gpas_cli.store import rundir
-from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster, SlurmPlace, attempt_of
+from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster, SlurmPlace
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import PORTS
 
@@ -137,7 +137,7 @@ class ElementStart:
         about = self.submission.record
         gpus = job.resources.gpus
         devices = [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(job.threads)]
-        return attempt_of(
+        return AttemptRecord.of(
             job,
             executor="slurm",
             created=time.time(),

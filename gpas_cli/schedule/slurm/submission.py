@@ -32,15 +32,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.state.attempt import last_line
 from gpas_cli.state.claims import Submitter, read_claim
-from gpas_cli.store.records import (
-    BreakerRecord,
-    ElementFailure,
-    ElementRecord,
-    Folders,
-    JobRecord,
-    SubmissionRecord,
-    element_of,
-)
+from gpas_cli.store.records import BreakerRecord, ElementFailure, ElementRecord, Folders, JobRecord, SubmissionRecord
 from gpas_cli.store.rundir import attempts, read_record, write_record
 from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import from_mapping, to_mapping
@@ -129,17 +121,15 @@ def record(
         project=Folders(config=str(project.config), cache=str(project.cache)),
         keys=tuple(tuple(job.key for job in jobs) for jobs in elements),
     )
+
+    def element(job: StageJob) -> ElementRecord:
+        return ElementRecord.of(
+            job.record(), threads=job.resources.threads, reduce=job.key in reduce, larger=job.larger, again=job.again
+        )
+
     place.mkdir(parents=True)
     try:
-        records = [
-            [
-                element_of(
-                    job.record(), job.resources.threads, reduce=job.key in reduce, larger=job.larger, again=job.again
-                )
-                for job in jobs
-            ]
-            for jobs in elements
-        ]
+        records = [[element(job) for job in jobs] for jobs in elements]
         lines = [json.dumps([to_mapping(each) for each in element], ensure_ascii=False) for element in records]
         replace_file(place / "elements.jsonl", "".join(f"{line}\n" for line in lines))
         write_record(place / "submission.json", about)

@@ -41,7 +41,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import JobExit, alive_path, attempts_without_progress, conclude, last_line
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
-from gpas_cli.store.records import ElementRecord, RankExit, element_of
+from gpas_cli.store.records import ElementRecord, RankExit
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import GPUS, outlive_log, recorded_failure
 
@@ -401,7 +401,7 @@ class _PeerSupervisor(_TaskSupervisor):
                     child.process.wait()
                     self.children.remove(child)
                 record = attempt.read_attempt()
-                self._spawn(attempt, element_of(record, record.threads))
+                self._spawn(attempt, ElementRecord.of(record, threads=record.threads))
         alive = [child.alive for child in self.children]
         self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
         return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > _IDLE_SECONDS))

@@ -1,17 +1,17 @@
 """The stages that measure a trained network: tasks, texts, translations."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import score_task, score_text, unscored
+from gpas_cli.evaluate.likelihood import Report, Scorer, ScoringStopped
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.files import replace_file
@@ -65,46 +65,46 @@ class ScoreSheet:
         self._add([score for score in found if score.task in wanted])
         return [task for task in self.tasks if task in wanted]
 
-    def record(
+    def complete(
         self,
-        found: Iterable[Sequence[Score] | MissingTask],
-        scorer: Scorer,
+        score: Callable[[str, Report], Sequence[Score]],
+        scorer: Scorer | Translations,
         metrics: Callable[[_Scores], Mapping[str, float]],
     ) -> Outcome:
-        """Record scores as `found` yields them, and return the outcome, with the metrics of all scores.
+        """Record what `score` returns for each task that has no score yet, and return the outcome, with the metrics of
+        all scores.
 
-        If a task is missing, the outcome is `interrupted`, with the reason.
+        A task for which `score` raises GpasError does not stop the others. The outcome is then `interrupted`, with the
+        reason.
         """
         began = time.perf_counter()
-        missing: list[MissingTask] = []
+        scored = self.scored()
+        missing: dict[str, GpasError] = {}
         try:
-            for one in found:
-                if isinstance(one, MissingTask):
-                    self.emit(Warned(f"{one.task} is not scored: {one.reason}"))
-                    missing.append(one)
-                else:
-                    self._add(one)
-                    for score in one:
-                        if score.metric == SKIPPED:
-                            self.emit(Warned(skipped_note(score.task, score.value, score.examples)))
+            for place, task in enumerate(self.tasks):
+                if task in scored:
+                    continue
+                try:
+                    found = score(task, partial(self.report, task, place))
+                except GpasError as error:
+                    self.emit(Warned(f"{task} is not scored: {error}"))
+                    missing[task] = error
+                    continue
+                self._add(found)
+                for one in found:
+                    if one.metric == SKIPPED:
+                        self.emit(Warned(skipped_note(one.task, one.value, one.examples)))
         except ScoringStopped:
             return Outcome(self.stop() or "interrupted", len(self.scored()))
         state = "interrupted" if missing else "done"
+        cause = unscored(missing, len(self.tasks), self.noun)
         cost = {"truncated": float(scorer.truncated), "seconds": time.perf_counter() - began}
-        return Outcome(state, len(self.scored()), self._cause(missing), metrics={**metrics(self.scores), **cost})
+        return Outcome(state, len(self.scored()), cause, metrics={**metrics(self.scores), **cost})
 
     def _add(self, found: Sequence[Score]) -> None:
         for score in sorted(found, key=lambda score: score.metric == self.last_metric(score.task)):
             self.emit(replace(score, checkpoint=self.checkpoint))
             self.scores[score.task, score.metric] = score.value
-
-    def _cause(self, missing: Sequence[MissingTask]) -> str:
-        if not missing:
-            return ""
-        reasons = list(dict.fromkeys(one.reason for one in missing))
-        names = ", ".join(one.task for one in missing)
-        others = "; `gpas logs` has the other reasons" if len(reasons) > 1 else ""
-        return f"{len(missing)} of {words.count(len(self.tasks), self.noun)} not scored ({names}): {reasons[0]}{others}"
 
 
 def run_downstream(stage: StageContext) -> Outcome:
@@ -118,8 +118,11 @@ def run_downstream(stage: StageContext) -> Outcome:
     name, tokenizer, scorer = _opened(stage, section.max_length, section.tasks)
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
-    found = score_tasks(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    outcome = sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+
+    def score(task: str, report: Report) -> list[Score]:
+        return score_task(task, section, scorer, tokenizer, stage.root, report)
+
+    outcome = sheet.complete(score, scorer, lambda values: metrics_of(values, section.tasks))
     return with_tokens(stage, outcome, tokenizer)
 
 
@@ -207,9 +210,12 @@ def run_texts(stage: StageContext) -> Outcome:
     usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
     name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
     sheet = _sheet(stage, "text", section.names, lambda _: _LAST_METRIC, name)
-    found = score_texts(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    outcome = sheet.record(
-        found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
+
+    def score(text: str, report: Report) -> list[Score]:
+        return score_text(text, section, scorer, tokenizer, stage.root, report)
+
+    outcome = sheet.complete(
+        score, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
     )
     return with_tokens(stage, outcome, tokenizer)
 
@@ -224,41 +230,24 @@ def run_translation(stage: StageContext) -> Outcome:
     the others; the outcome is then `interrupted`, with the reason.
     """
     section: Translation = stage.parameters
-    began = time.perf_counter()
     name = short_name(stage.trained_checkpoint())
     tokenizer, loaded = stage.tokenizer(), stage.load_trained(section.averaged(stage.cell.optim.updates))
     assert isinstance(loaded.network, Translator)
     longest = stage.cell.model.family.row_length(stage.cell.data.length)
     translations = Translations(loaded.network, loaded.precision, tokenizer, section, longest)
-    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
-    scores = {one.task: float(one.value) for one in earlier if (one.metric, one.checkpoint) == (BLEU, name)}
-    missing: list[str] = []
-    for place, test in enumerate(section.tests, 1):
-        label = text_name(test)
-        if label in scores:
-            continue
-        try:
-            found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
-        except DataError as error:
-            stage.emit(Warned(f"{label} is not translated: {error}"))
-            missing.append(str(error))
-            continue
+    tests = {text_name(test): (test, penalty) for test, penalty in zip(section.tests, section.penalties, strict=True)}
+    folder = stage.directory.path / _TRANSLATIONS
 
-        def report(done: int, total: int, label: str = label, place: int = place) -> None:
-            stage.emit(Scoring(label, place, len(section.tests), done, total))
+    def score(label: str, report: Report) -> list[Score]:
+        test, penalty = tests[label]
+        found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
+        texts = translations.of(found.sources, penalty, report, lambda: stage.stop() is not None)
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / f"{label}.txt", "".join(f"{text}\n" for text in texts), durable=False)
+        value, signature = bleu(texts, found)
+        return [Score(label, BLEU, value, len(texts), None, found.version, f"sacrebleu {signature}")]
 
-        try:
-            texts = translations.of(
-                found.sources, section.penalties[place - 1], report, lambda: stage.stop() is not None
-            )
-        except ScoringStopped:
-            return Outcome(stage.stop() or "interrupted", len(scores))
-        file = stage.directory.path / _TRANSLATIONS / f"{label}.txt"
-        file.parent.mkdir(exist_ok=True)
-        replace_file(file, "".join(f"{text}\n" for text in texts), durable=False)
-        scores[label], signature = bleu(texts, found)
-        harness = f"sacrebleu {signature}"
-        stage.emit(Score(label, BLEU, scores[label], len(texts), None, found.version, harness, checkpoint=name))
-    costs = {"truncated": float(translations.cut), "seconds": time.perf_counter() - began}
-    state = "interrupted" if missing else "done"
-    return Outcome(state, len(scores), missing[0] if missing else "", metrics=section.metrics(scores) | costs)
+    sheet = _sheet(stage, "test set", list(tests), lambda _: BLEU, name)
+    return sheet.complete(
+        score, translations, lambda scores: section.metrics({label: value for (label, _), value in scores.items()})
+    )

@@ -19,8 +19,8 @@ from rich.console import Console
 from gpas_cli.cli.views.progress import pace, tokenise_view
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
-from gpas_cli.data.text_usage import TextRequirement, requirements
-from gpas_cli.spec.data import Data
+from gpas_cli.data.text_usage import requirements
+from gpas_cli.spec.data import Data, TextDemand
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.words import byte_size
 
@@ -218,9 +218,9 @@ def test_each_corpus_is_wanted_once_and_as_much_as_the_greediest_cell_reads() ->
         cell(5, data="quickstart"),
     ]
     first, second = requirements(cells)
-    assert first == TextRequirement(Data(), 32_000, 400)
+    assert first == TextDemand(Data(), 32_000, 400)
     assert second.data.source == "stdlib"
-    assert requirements([cells[2]]) == [TextRequirement(few, 32_000, 160)]
+    assert requirements([cells[2]]) == [TextDemand(few, 32_000, 160)]
 
 
 def test_the_pace_of_tokenising() -> None:

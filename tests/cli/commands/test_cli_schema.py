@@ -10,6 +10,7 @@ import pytest
 from command_list import COMMANDS
 from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
+from saving import save
 from schemas import document_of, documents, json_schema
 
 from gpas_cli.errors import Exit
@@ -158,14 +159,13 @@ def test_a_measurement_is_as_declared(face: Face) -> None:
 def test_an_export_is_as_declared(face: Face) -> None:
     pytest.importorskip("transformers", reason="the extra `export` is not installed")
     from gpas_cli.model.llama import build
-    from gpas_cli.train import checkpoint
     from gpas_cli.train.checkpoint import Position
     from gpas_cli.train.optim import make_adam
 
     cell = face.entry("pre-gpas-s1").cell
     network = build(cell.model)
     folder = face.ended("pre-gpas-s1", "done", 4.5).checkpoints
-    checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=4))
+    save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=4))
     check("export", face("export", "pre-gpas-s1", "out", "--json").json)
 
 

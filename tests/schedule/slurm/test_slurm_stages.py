@@ -25,7 +25,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import observe
-from gpas_cli.store.records import element_of
+from gpas_cli.store.records import ElementRecord
 from gpas_cli.store.rundir import attempts, read_json, write_json
 
 
@@ -376,7 +376,7 @@ def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypa
     process.wait()
     start = SimpleNamespace(environ={}, tasks=2, jobs=[None], runs=tmp_path)
     watch = supervisor._RankZeroSupervisor(start)  # type: ignore[arg-type]
-    job = element_of(attempt.read_attempt(), 1)
+    job = ElementRecord.of(attempt.read_attempt(), threads=1)
     watch.children = [supervisor._Child(attempt, job, process, time.monotonic())]  # type: ignore[arg-type]
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(supervisor._Child, "kill_if_peer_ended", lambda _: watch._on_warning(signal.SIGTERM, None))

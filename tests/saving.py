@@ -1,0 +1,13 @@
+"""Write a checkpoint at once."""
+
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.train.checkpoint import begin, finish
+
+
+def save(*what: Any, **more: Any) -> Path:
+    """Write the checkpoint of `begin`, delete outdated ones and return its path."""
+    writing = begin(*what, **more)
+    finish(writing)
+    return writing.path
