@@ -2,8 +2,7 @@
 
 A curve is over updates or layers, at chosen updates, of chosen layers, or the ratio of two cells'. A series has the
 mean and standard deviation over seeds, a title, a colour and a line style: colours distinguish schemes and whatever
-else varies, line styles gates, so that a scheme with and without GPAS has one colour, unless it is alone. matplotlib is
-not needed.
+else varies, line styles gates, so that a scheme beside others has one colour with and without GPAS.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 Points = tuple[tuple[float, float], ...]
 
 _STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
-HUES = 8  # distinguishable colours
+_HUES = 8  # distinguishable colours
 _METHOD = ("norm", "gate")  # axes that form the first part of a title
 _NAMED_METHOD = "method"  # the label of curves whose method has a title
 PART = "part"  # the label of curves of a part of the network: W_q
@@ -210,13 +209,15 @@ def _title(
 
 
 def _shaded_axis(labels: Sequence[Mapping[str, Label]], varying: Sequence[str]) -> str:
-    """Return the axis whose numbers are shades: the only one beside the gate or, of more lines than colours, the one
-    with the most numbers; "" if there is none."""
+    """Return the axis whose numbers are shades, or "": the only one beside the gate or, of more lines than colours, the
+    one with the most numbers, if they are as many as the methods."""
     others = [axis for axis in varying if axis != "gate"]
     columns = {axis: {own.get(axis) for own in labels} for axis in others if axis not in _METHOD}
     ordered = [axis for axis, found in columns.items() if all(type(label) in (int, float) for label in found)]
-    many = len({tuple(own.get(axis) for axis in others) for own in labels}) > HUES
-    return max(ordered, key=lambda axis: len(columns[axis]), default="") if many or len(others) == 1 else ""
+    lines = len({tuple(own.get(axis) for axis in others) for own in labels})
+    first = max(ordered, key=lambda axis: len(columns[axis]), default="")
+    many = first and lines > _HUES and len(columns[first]) ** 2 >= lines
+    return first if many or len(others) == 1 else ""
 
 
 def _coloured(found: Sequence[Series], varying: Sequence[str], shaded: str) -> Iterator[Series]:
@@ -227,7 +228,7 @@ def _coloured(found: Sequence[Series], varying: Sequence[str], shaded: str) -> I
     numbers = sorted({float(str(series.labels[shaded])) for series in found}) if shaded else []
     for series, colour in zip(found, colours, strict=True):
         gate = gates.get(series.labels.get("gate", "none"), 0)
-        lap = distinct.index(colour) if shaded else colour // HUES  # only styles distinguish methods of one shade
+        lap = distinct.index(colour) if shaded else colour // _HUES  # only styles distinguish methods of one shade
         yield replace(
             series,
             colour=colour if shaded or len(distinct) > 1 else colour + gate,
@@ -254,7 +255,7 @@ def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
     distinct = list(dict.fromkeys(keys))
     schemes = [str(series.labels.get("norm")) for series in found]
     if set(hued) <= {"norm"} and set(schemes) <= SCHEMES.keys() and not any(key[-1] for key in keys):
-        own = [list(SCHEMES).index(scheme) % HUES for scheme in schemes]
+        own = [list(SCHEMES).index(scheme) % _HUES for scheme in schemes]
         if len(set(own)) == len(distinct):
             return own
     return [distinct.index(key) for key in keys]
