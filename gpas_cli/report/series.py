@@ -2,7 +2,7 @@
 
 A curve is over updates or layers, at chosen updates, of chosen layers, or the ratio of two cells'. A series has the
 mean and standard deviation over seeds, a title, a colour and a line style: colours distinguish schemes and whatever
-else varies, line styles gates, so that a scheme with and without GPAS has one colour. matplotlib is not needed.
+else varies, line styles gates, so that a scheme beside others has one colour with and without GPAS.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Points = tuple[tuple[float, float], ...]
 
 _STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
+_HUES = 8  # distinguishable colours
 _METHOD = ("norm", "gate")  # axes that form the first part of a title
 _NAMED_METHOD = "method"  # the label of curves whose method has a title
 PART = "part"  # the label of curves of a part of the network: W_q
@@ -48,7 +49,7 @@ class CellCurve:
     matrix: the rows of a heat map, from the lowest. columns: the x of its columns, by default 1, 2, ...
     stage: the key of the stage that recorded it, "" for other curves. method: the title of the cell's method, "" to
     derive it from the cell's labels; method_axes: the axes whose labels this title replaces. variant: labels that
-    distinguish several curves of one cell: (("layer", 3),).
+    distinguish several curves of one cell: (("layer", 3),). raw: the points before they were smoothed.
     """
 
     entry: Entry
@@ -63,6 +64,7 @@ class CellCurve:
     method: str = ""
     method_axes: tuple[str, ...] = ()
     variant: tuple[tuple[str, Label], ...] = ()
+    raw: Points = ()
 
     @property
     def over_label(self) -> Label | None:
@@ -81,7 +83,8 @@ class CellCurve:
 class Series:
     """The runs of one method. `labels` are the ones that they share.
 
-    `colour` and `style` count from 0; if colours represent ordered numbers, `shade` is between 0 and 1.
+    `colour` and `style` count from 0. If colours represent numbers of the axis `shaded`, `shade` is from 0 to 1, and
+    `method` is the title without the number.
     """
 
     title: str
@@ -90,6 +93,8 @@ class Series:
     colour: int = 0
     style: int = 0
     shade: float | None = None
+    shaded: str = ""
+    method: str = ""
 
     def mean(self) -> list[tuple[float, Aggregate]]:
         """Return the mean and standard deviation at every x that all runs have."""
@@ -164,12 +169,14 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     varying = [axis for axis in axes if len({mapping.get(axis) for mapping in trained or labels}) > 1]
     variants = {axis for run in distinct for axis, _ in run.variant}
     names = [_title(own, varying, variants, titles) for own in labels]
+    hued = [*varying, NETWORK] if len({mapping.get(NETWORK) for mapping in labels}) > 1 else varying
+    shaded = _shaded_axis(labels, hued)
     found = []
     for name, own, group in zip(names, labels, groups.values(), strict=True):
         title = f"{name} ({group[0].entry.grid})" if names.count(name) > 1 else name  # two grids have it
-        found.append(Series(title, own, tuple(group)))
-    several = len({mapping.get(NETWORK) for mapping in labels}) > 1
-    return _coloured(found, [*varying, NETWORK] if several else varying)
+        method = _title(own, [axis for axis in varying if axis != shaded], variants - {shaded}, titles)
+        found.append(Series(title, own, tuple(group), shaded=shaded, method=method))
+    return tuple(_coloured(found, hued, shaded))
 
 
 def _completed(run: CellCurve, axes: Iterable[str]) -> dict[str, Label]:
@@ -201,52 +208,57 @@ def _title(
     return one_line(", ".join(words))
 
 
-def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, ...]:
-    styles = _styles([series.labels.get("gate", "none") for series in found])
-    hued = [axis for axis in varying if axis != "gate" or len(styles) > _STYLES]
-    numbers = [series.labels.get(hued[0]) for series in found] if len(hued) == 1 and hued[0] not in _METHOD else []
-    shades = _shades(numbers)
-    return tuple(
-        replace(
+def _shaded_axis(labels: Sequence[Mapping[str, Label]], varying: Sequence[str]) -> str:
+    """Return the axis whose numbers are shades, or "": the only one beside the gate or, of more lines than colours, the
+    one with the most numbers, if they are as many as the methods."""
+    others = [axis for axis in varying if axis != "gate"]
+    columns = {axis: {own.get(axis) for own in labels} for axis in others if axis not in _METHOD}
+    ordered = [axis for axis, found in columns.items() if all(type(label) in (int, float) for label in found)]
+    lines = len({tuple(own.get(axis) for axis in others) for own in labels})
+    first = max(ordered, key=lambda axis: len(columns[axis]), default="")
+    many = first and lines > _HUES and len(columns[first]) ** 2 >= lines
+    return first if many or len(others) == 1 else ""
+
+
+def _coloured(found: Sequence[Series], varying: Sequence[str], shaded: str) -> Iterator[Series]:
+    """Yield the series with their looks: no two are equal, as far as there are colours and styles."""
+    gates = _styles([series.labels.get("gate", "none") for series in found])
+    colours = _colours(found, [axis for axis in varying if axis != shaded and (axis != "gate" or not gates)])
+    distinct = list(dict.fromkeys(colours))
+    numbers = sorted({float(str(series.labels[shaded])) for series in found}) if shaded else []
+    for series, colour in zip(found, colours, strict=True):
+        gate = gates.get(series.labels.get("gate", "none"), 0)
+        lap = distinct.index(colour) if shaded else colour // _HUES  # only styles distinguish methods of one shade
+        yield replace(
             series,
-            colour=colour,
-            style=styles[series.labels.get("gate", "none")] if len(styles) <= _STYLES else 0,
-            shade=shades.get(series.labels.get(hued[0])) if shades else None,
+            colour=colour if shaded or len(distinct) > 1 else colour + gate,
+            style=gate + max(1, len(gates)) * lap,
+            shade=numbers.index(float(str(series.labels[shaded]))) / max(1, len(numbers) - 1) if shaded else None,
         )
-        for series, colour in zip(found, _colours(found, hued), strict=True)
-    )
 
 
 def _styles(gates: Sequence[Label]) -> dict[Label, int]:
-    """Return line styles by gate: the first gate is solid (0) and, if there are both, no gate is dashed (1)."""
+    """Return line styles by gate: the first is solid, 0, and no gate beside it dashed, 1. {} if there are too many."""
     distinct = list(dict.fromkeys(gates))
     others = [gate for gate in distinct if gate != "none"]
     order = [*others[:1], "none", *others[1:]] if others and "none" in distinct else distinct
-    return {gate: index for index, gate in enumerate(order)}
+    return {gate: index for index, gate in enumerate(order)} if len(order) <= _STYLES else {}
 
 
 def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
     """Return a colour for each series. A scheme has the same colour in every figure coloured by schemes alone."""
-    schemes = [str(series.labels.get("norm")) for series in found]
     keys = []
     for series in found:
         alike = sum(other.labels == series.labels for other in found) > 1  # of another grid
         grid = series.runs[0].entry.grid if alike else ""
         keys.append((*(series.labels.get(axis) for axis in hued), grid))
-    if set(hued) <= {"norm"} and all(
-        scheme in SCHEMES and not key[-1] for scheme, key in zip(schemes, keys, strict=True)
-    ):
-        return [list(SCHEMES).index(scheme) for scheme in schemes]
     distinct = list(dict.fromkeys(keys))
+    schemes = [str(series.labels.get("norm")) for series in found]
+    if set(hued) <= {"norm"} and set(schemes) <= SCHEMES.keys() and not any(key[-1] for key in keys):
+        own = [list(SCHEMES).index(scheme) % _HUES for scheme in schemes]
+        if len(set(own)) == len(distinct):
+            return own
     return [distinct.index(key) for key in keys]
-
-
-def _shades(labels: Sequence[object]) -> dict[object, float]:
-    """Return the ranks of numbers, scaled to 0 to 1; {} for words."""
-    if not all(isinstance(label, int | float) and not isinstance(label, bool) for label in labels):
-        return {}
-    ranked = sorted({float(str(label)) for label in labels})
-    return {label: ranked.index(float(str(label))) / max(1, len(ranked) - 1) for label in labels}
 
 
 _ENTRIES_AT_ONCE = 100  # whose curves are in memory together

@@ -13,9 +13,11 @@ from report_cells import entry
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_figure, readable
-from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, save
+from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, look, save
+from gpas_cli.grid.document import Label
 from gpas_cli.report.quantities import QUANTITIES
-from gpas_cli.report.series import CellCurve, Selection, make_series
+from gpas_cli.report.series import CellCurve, Selection, Series, make_series
+from gpas_cli.spec.norm import SCHEMES
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
 HOSTILE = "_a $\\frac{1}{2}$ & <b> label that is far too long for one line of any legend beside a plot"
@@ -47,6 +49,41 @@ def test_layers_of_one_network_of_others_are_shaded_with_a_bar(tmp_path: Path) -
     line = Line("normal distribution", ((0.0, 1.0), (1.0, 1.0)))
     text = drawn(Figure("Title", "output", "density", found, lines=(line,)), tmp_path)
     assert ("normal distribution" in text, "layer 17" in text) == (True, False)
+
+
+def alike(*cells: tuple[str, str, Label]) -> tuple[Series, ...]:
+    """Series that lie on each other, of schemes, gates and a third label."""
+    points = tuple((float(x), 5.0 / x) for x in range(1, 60))
+    runs = [CellCurve(entry(norm, gate), "seed", points, variant=(("part", own),)) for norm, gate, own in cells]
+    return make_series(runs)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [("pre", gate, f"word {n}") for n in range(15) for gate in ("none", "gpas")],
+        [(norm, gate, 1) for norm in list(SCHEMES)[:14] for gate in ("none", "gpas")],
+        [(norm, gate, n) for norm in NORMS[:4] for gate in ("none", "gpas") for n in range(8)],
+        [(norm, gate, n) for norm in NORMS for gate in ("none", "gpas") for n in range(2)],
+        [("pre", "none", n) for n in range(30)],
+    ],
+    ids=["words", "schemes", "numbers of methods", "two numbers of methods", "numbers"],
+)
+def test_no_two_of_many_lines_look_alike(cells: list[tuple[str, str, Label]]) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    found = [look(one, 100) for one in alike(*cells)]
+    assert len({repr([one[name] for name in ("color", "linestyle", "marker")]) for one in found}) == len(cells)
+
+
+@pytest.mark.parametrize("second", [("pre", "gpas", 1), ("lns", "none", 1)])
+def test_a_line_that_lies_under_another_is_seen(tmp_path: Path, second: tuple[str, str, Label]) -> None:
+    image = pytest.importorskip("matplotlib.image", reason="the extra `figures` is not installed")
+    series = alike(("pre", "none", 1), second)
+    save(Sheet((Figure("", "update", "loss", series),)), [tmp_path / "x.png"])
+    pixels = (255 * image.imread(tmp_path / "x.png") + 0.5).astype(int).tolist()
+    for one in series:
+        colour = [*bytes.fromhex(look(one, 0)["color"][1:]), 255]
+        assert sum(row.count(colour) for row in pixels) > 1500  # in the legend it has fewer
 
 
 def sheet(**more: object) -> Sheet:
@@ -130,10 +167,10 @@ def importance(matrix: tuple[tuple[float, ...], ...] = (), columns: tuple[float,
     return Figure("Title", "layer", "rise", make_series(runs), layers=0 if matrix else 3, **more)
 
 
-def test_bars_of_one_scheme_have_one_colour_in_two_weights(tmp_path: Path) -> None:
+def test_bars_of_one_scheme_have_two_colours_and_weights(tmp_path: Path) -> None:
     text = drawn(importance(bars=True), tmp_path)
     # Three bars and one in the legend for each series; the series without a gate is lighter.
-    assert len(re.findall(r"fill: #0072b2; opacity: 0.45", text)) == 4
+    assert len(re.findall(r"fill: #d55e00; opacity: 0.45", text)) == 4
     assert len(re.findall(r"fill: #0072b2; stroke-linejoin|fill: #0072b2\"", text)) == 4
     assert "mean ± standard deviation" in text
     assert "opacity: 0.45" not in drawn(importance(bars=True, every_run=True), tmp_path)

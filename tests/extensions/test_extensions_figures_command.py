@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-import launching
 import pytest
 from attempts import attempt_at
 from face import Face, end, tiny
 
-from gpas_cli.errors import GpasError
 from gpas_cli.events import Layers, Outcome, Started
-from gpas_cli.extensions.figures.command import _require_comparable
-from gpas_cli.report.quantities import quantity
-from gpas_cli.report.series import CellCurve, Selection
 
 GRIDS = """
   g:
@@ -122,6 +117,8 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
         (("--layers", "one"), "--layers one: 'one' is not a number"),
         (("--layers", "1"), "'loss' is not recorded by layer over updates"),
         (("--at", "1", "--map"), "--at, --layers and --map exclude each other"),
+        (("--smooth", "1"), "1.0 is not in the range 0<=x<=0.999"),
+        (("--what", "gate", "--smooth", "0.5"), "--smooth: evaluations, and what is recorded by layer, are drawn"),
         (("--what", "gate", "--from", "5"), "--from: gate is drawn over layers; --layers draws it over updates"),
         (("--against", "gate"), "--against gate is not AXIS=LABEL"),
         (("paper", "gpas-9"), "no paper has a figure 'gpas-9'"),
@@ -142,12 +139,13 @@ def test_mistakes(project: Face, words: tuple[str, ...], message: str) -> None:
     assert message in " ".join(project("figure", *words, expect=2).err.split())
 
 
-def test_training_losses_of_different_objectives_are_not_drawn_together() -> None:
-    runs = [CellCurve(launching.entry(objective=objective), "seed", ()) for objective in ("causal", "mlm")]
-    _require_comparable(runs, Selection(quantity("lr")))
-    _require_comparable(runs[1:], Selection(quantity("loss")))
-    with pytest.raises(GpasError, match=r"objectives causal, mlm cannot be compared; choose .* objective\.kind=causal"):
-        _require_comparable(runs, Selection(quantity("loss")))
+def test_curves_are_smoothed_and_what_was_recorded_is_faint(project: Face) -> None:
+    recorded = project("figure", "--where", "norm=pre", "--json").json["series"][0]["runs"][0]["points"]
+    document = project("figure", "--where", "norm=pre", "--smooth", "0.5", "--json").json
+    (x, first), (_, second) = document["series"][0]["runs"][0]["points"][:2]
+    assert [x, first] == recorded[0]
+    assert second == pytest.approx((0.5 * recorded[0][1] + recorded[1][1]) / 1.5)
+    assert document["note"] == "exponential moving averages, weight 0.5; faint: as recorded"
 
 
 def test_layers_over_updates_at_updates_and_as_maps(project: Face) -> None:
@@ -230,6 +228,13 @@ def test_too_few_sizes_for_a_power_law(project: Face) -> None:
             "figure", "scaling", "g", "--where", "norm=lns", "--where", "gate=gpas", "--where", "seed=2", expect=2
         ).err
     )
+
+
+def test_before_any_run_the_command_is_named(tmp_path: Path) -> None:
+    project = Face(tmp_path / "project", tiny(GRIDS))
+    said = project("figure", "g", "--where", "norm=pre", expect=2).err
+    none = "Training loss, g: no such curve has been recorded"
+    assert said == f"gpas: {none}; `gpas run grid g --where norm=pre` runs the cells\n"
 
 
 def test_cells_that_were_cancelled_are_retried(tmp_path: Path) -> None:

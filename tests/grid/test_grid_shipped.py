@@ -49,7 +49,7 @@ def test_quickstart() -> None:
     expected = [f"{name}-s{seed}" for name in [*schemes, "lns", "lns-gpas", "post"] for seed in (1, 2)]
     assert EXPERIMENTS.default == "quickstart"
     assert [entry.name for entry in expand(EXPERIMENTS)] == expected
-    assert GRIDS["quickstart"][0].cadence == Cadence(eval_every=300, log_every=10, stats_every=50, checkpoint_every=100)
+    assert GRIDS["quickstart"][0].cadence == Cadence(eval_every=150, log_every=10, stats_every=50, checkpoint_every=100)
     assert all(entry.resources.gpus == 0 for entry in GRIDS["quickstart"])
 
 

@@ -66,6 +66,11 @@ def test_base_and_gpas_of_a_scheme_share_a_colour_which_is_the_schemes_own() -> 
     assert only_pre[0].colour == pre[0][1]
 
 
+def test_gates_of_one_scheme_have_colours_of_their_own() -> None:
+    series = make_series([run(entry("pre", gate), 1.0) for gate in ("none", "gpas")])
+    assert looks(series) == [("Pre-LN", 1, 1), ("Pre-LN + GPAS", 0, 0)]
+
+
 def test_one_gate_alone_is_drawn_solid() -> None:
     assert looks(make_series([run(entry(), 1.0), run(entry("mix"), 1.0)]))[0][2] == 0
 

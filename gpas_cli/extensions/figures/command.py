@@ -1,6 +1,7 @@
 """`gpas figure`: curves of a grid, and the figures of the papers."""
 
 from collections.abc import Sequence
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,14 +17,15 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.extensions.figures import ABOUT, paper_figures
 from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Output, base_of
-from gpas_cli.extensions.figures.figure import PlotJson, as_json, make_figure, with_growth
+from gpas_cli.extensions.figures.figure import PlotJson, as_json, make_figure, with_growth, with_smoothing
 from gpas_cli.extensions.figures.plot import Sheet, check_formats, save
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import CellCurve, Selection, ratios, recorded_quantities
 from gpas_cli.report.series import curves as curves_of
-from gpas_cli.structure import Document
+from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import count, listed
 
 app = typer.Typer(help=f"{ABOUT}\n\n`gpas figure GRID` means `gpas figure curves GRID`.", cls=shared.WithUsual)
@@ -32,6 +34,18 @@ _WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
     f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
 )
+_Smooth = Annotated[
+    float,
+    typer.Option(
+        "--smooth",
+        metavar="W",
+        help="Smooth curves over updates by TensorBoard's exponential moving average, which keeps W of itself at each "
+        "point: 0.8. What was recorded is drawn faintly behind.",
+        min=0,
+        max=0.999,
+        show_default=False,
+    ),
+]
 
 
 @app.command("curves")
@@ -57,6 +71,7 @@ def curves(
             "--growth", help="Add the law by which values grow over layers: power or exponential, the better fit."
         ),
     ] = False,
+    smooth: _Smooth = 0.0,
     *,
     output: Output,
 ) -> None:
@@ -78,12 +93,14 @@ def curves(
     over = {name: grid.table_spec.over for name, grid in experiments().grids.items()}
     with recorded_of(chosen) as known:
         runs = curves_of(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
-        others = [] if runs else recorded_quantities(known.engine, chosen)
+        instead = "" if runs else _instead(chosen, known)
     found = _compared(runs, selection, base, chosen)
     title = _title(selection, chosen)
-    if others and (paths or output.terminal):
-        raise GpasError(f"{title}: no such curve has been recorded; recorded: {listed(others, 8)}")
+    if instead and (paths or output.terminal):
+        raise GpasError(f"{title}: no such curve has been recorded; {instead}")
     made = make_figure(found, selection, output.titled(title), every_run=every_run, ratio_to=_divisor(base))
+    if smooth:
+        made = with_smoothing(made, smooth)
     if growth:
         made = with_growth(made)
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
@@ -100,11 +117,17 @@ def curves(
         print_json(FigureJson(plot=as_json(made), what=what, files=paths, cells=recorded, missing=missing))
 
 
+def _instead(chosen: Sequence[Entry], known: Recorded) -> str:
+    """Return what cells without a curve have recorded, or the command that runs them."""
+    if others := recorded_quantities(known.engine, chosen):
+        return f"recorded: {listed(others, 8)}"
+    return f"`{paper_figures.command(chosen, cells_or_grids(None), known)}` runs the cells"
+
+
 def _compared(
     runs: Sequence[CellCurve], selection: Selection, base: dict[str, Label], chosen: Sequence[Entry]
 ) -> Sequence[CellCurve]:
     """Return the curves, or with a base their ratios to it. Raises GpasError if they cannot be drawn or compared."""
-    _require_comparable(runs, selection)
     first, updates = min(selection.at, default=selection.start), max(entry.cell.optim.updates for entry in chosen)
     if not runs and first > updates:
         raise GpasError(f"no curve reaches update {first:g}; the cells train for {updates:,} updates")
@@ -156,14 +179,6 @@ def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
     return f"{drawn[:1].upper()}{drawn[1:]}, {listed(list(dict.fromkeys(entry.grid for entry in chosen)), 3)}"
 
 
-def _require_comparable(runs: Sequence[CellCurve], selection: Selection) -> None:
-    """Raise GpasError if the figure would show training losses of different objectives."""
-    kinds = list(dict.fromkeys(run.entry.cell.objective.kind for run in runs))
-    if selection.quantity.name == "loss" and len(kinds) > 1:
-        one = f"choose cells of one, such as --where objective.kind={kinds[0]}"
-        raise GpasError(f"training losses of the objectives {listed(kinds, 3)} cannot be compared; {one}")
-
-
 _PAPER_FILES = (".pdf", ".svg", ".png")
 _SHOWN = 4  # cells that a message names
 
@@ -171,18 +186,9 @@ _SHOWN = 4  # cells that a message names
 class _PaperFigureJson(Document):
     """A figure of a paper. Without any panel, `problem` is why."""
 
-    name: str
-    paper: str
-    number: str
-    title: str
+    figure: paper_figures.PaperFigure = field(metadata=FLAT)
     heading: str
-    grid: Annotated[str, "the grid whose cells it shows"]
-    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
     panels: Sequence[PlotJson]
-    missing: Annotated[Sequence[str], "cells without a result"]
-    unrecorded: Annotated[Sequence[str], "cells with a result that have not recorded the curve"]
-    command: Annotated[str, "runs the missing cells; empty if none is missing"]
-    problem: str
     files: Annotated[Sequence[Path], "the pictures written"]
 
 
@@ -238,7 +244,7 @@ def paper(
         say(_conclusion(figure, paths), soft_wrap=True)
         output.print(figure.panels)
     if output.as_json:
-        print_json(PaperFiguresJson(figures=[_json(figure, paths) for figure in made]))
+        print_json(PaperFiguresJson(figures=[_json(figure, paths.get(figure.name, [])) for figure in made]))
     if any(not figure.panels for figure in made):
         raise typer.Exit(Exit.INCOMPLETE)
 
@@ -284,9 +290,9 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
     return "\n  ".join(words)
 
 
-def _json(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
-    drawn = {"panels": list(map(as_json, figure.panels)), "files": paths.get(figure.name, []) if figure.panels else []}
-    return _PaperFigureJson(heading=figure.heading, **{**vars(figure), **drawn})
+def _json(figure: paper_figures.PaperFigure, files: Sequence[Path]) -> _PaperFigureJson:
+    panels = list(map(as_json, figure.panels))
+    return _PaperFigureJson(figure=figure, heading=figure.heading, panels=panels, files=files if panels else [])
 
 
 def _computed(curve: str, entry: Entry) -> list[float]:

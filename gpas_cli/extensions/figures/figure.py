@@ -20,7 +20,7 @@ from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
-_NORMAL_COLOUR = 6
+_NORMAL_COLOUR = 5
 _NORMAL_STEPS = 10  # points of its curve in a standard deviation
 
 
@@ -49,7 +49,7 @@ class _SeriesJson(Document):
     labels: Mapping[str, Any]
     over: Annotated[str, "the averaged axis"]
     colour: Annotated[int, "hue: the scheme's, or a number from 0"]
-    style: Annotated[int, "line style: 0 with a gate, 1 without one"]
+    style: Annotated[int, "line style: 0 with a gate, 1 without one; further ones where there are too few colours"]
     shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
     points: Sequence[_PointJson]
     final_norm: Annotated[Aggregate | None, "the value at the final norm, which is no layer"]
@@ -103,7 +103,8 @@ class Figure:
     else 0. every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
     bars: draw bars instead of lines if there are at most MOST_BARS series. heat_map: the title of the colour bar if the
     series are drawn as heat maps, else "". lines: drawn beside the series. level: a value of y that is marked, such as
-    a ratio of 1. note: what a reader must know, in one sentence.
+    a ratio of 1. note: what a reader must know, in one sentence. noisy: values of single updates are drawn, whose trend
+    a moving average shows; an evaluation is a mean over much text.
     """
 
     title: str
@@ -119,6 +120,7 @@ class Figure:
     log_x: bool = False
     level: float | None = None
     note: str = ""
+    noisy: bool = False
 
     @property
     def has_bars(self) -> bool:
@@ -182,15 +184,16 @@ def make_figure(
         bars=quantity.bars,
         level=1.0 if ratio_to else None,
         note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
+        noisy=not quantity.by_layer and not quantity.name.startswith("eval_"),
     )
 
 
 def _when(runs: Sequence[CellCurve]) -> str:
     """Return at which update the runs are shown, "" for networks that were not trained here."""
-    steps = {run.step for run in runs if run.step is not None}
-    if all(run.entry.cell.network for run in runs):
-        return ""
-    return f" (at update {max(steps)})" if len(steps) == 1 else " (at each run's last update)"
+    steps = {run.step for run in runs if run.step is not None and not run.entry.cell.network}
+    if len(steps) > 1:
+        return " (at each run's last update)"
+    return "".join(f" (at update {step})" if step else " (at initialisation)" for step in steps)
 
 
 def frame(figure: Figure) -> FrameJson:
@@ -221,6 +224,30 @@ def _series_json(series: Series) -> _SeriesJson:
             for run in series.runs
         ],
     )  # fmt: skip
+
+
+def _smoothed(run: CellCurve, weight: float) -> CellCurve:
+    """Return the curve as the exponential moving average of its points, whose weights decay by `weight`.
+
+    It is divided by the sum of the weights, so that it does not begin near zero.
+    """
+    points, total, weights = [], 0.0, 0.0
+    for x, y in run.points:
+        total, weights = weight * total + y, weight * weights + 1
+        points.append((x, total / weights))
+    return replace(run, points=tuple(points), raw=run.points)
+
+
+def with_smoothing(figure: Figure, weight: float) -> Figure:
+    """Return the figure with exponential moving averages of its runs; what was recorded is drawn faintly behind.
+
+    Raises GpasError if it shows no values of single updates.
+    """
+    if not figure.noisy:
+        raise GpasError("--smooth: evaluations, and what is recorded by layer, are drawn as they are")
+    series = tuple(replace(one, runs=tuple(_smoothed(run, weight) for run in one.runs)) for one in figure.series)
+    note = f"exponential moving averages, weight {weight:g}; faint: as recorded"
+    return replace(figure, series=series, note="; ".join(filter(None, (figure.note, note))))
 
 
 _GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"

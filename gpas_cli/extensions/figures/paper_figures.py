@@ -17,10 +17,10 @@ layers.
 
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extensions.figures.figure import Figure, Line, make_figure, with_growth
@@ -35,6 +35,7 @@ from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.model import SIZES
 from gpas_cli.state.status import RETRIED
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import listed
 
 _SHAPES = Path(__file__).with_name("shapes.yaml")
@@ -106,23 +107,18 @@ class Request:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of a paper, as data. Without any panel, `problem` is why.
-
-    note: how the cells differ from the paper's, such as "toy size: quickstart". missing: cells that have no result.
-    unrecorded: cells that have one, but not this curve. command: runs the missing cells, or if all of them failed or
-    were cancelled, retries them; "" if none is missing.
-    """
+    """A figure of a paper, as data. Without any panel, `problem` is why."""
 
     name: str
     paper: str
     number: str
     title: str
-    grid: str
-    panels: tuple[Figure, ...]
-    note: str = ""
-    missing: tuple[str, ...] = ()
-    unrecorded: tuple[str, ...] = ()
-    command: str = ""
+    grid: Annotated[str, "the grid whose cells it shows"]
+    panels: tuple[Figure, ...] = field(metadata=HIDDEN)  # as JSON they are other documents
+    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"] = ""
+    missing: Annotated[tuple[str, ...], "cells without a result"] = ()
+    unrecorded: Annotated[tuple[str, ...], "cells with a result that have not recorded the curve"] = ()
+    command: Annotated[str, "runs the missing cells, or retries those that failed; empty if none is missing"] = ""
     problem: str = ""
 
     @property
@@ -223,12 +219,12 @@ def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> Pa
         panels=tuple(filled),
         missing=tuple(entry.id for entry in missing),
         unrecorded=tuple(entry.id for entry in without if entry not in missing),
-        command=_command(missing, request.declared, known),
+        command=command(missing, request.declared, known),
         problem="" if filled else "no cell has recorded it",
     )
 
 
-def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded) -> str:
+def command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded) -> str:
     """Return the command that runs missing cells; `gpas retry` where `gpas run` would leave all of them alone."""
     found = []
     for entry in missing:

@@ -89,7 +89,7 @@ def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None =
             path.parent.mkdir(parents=True, exist_ok=True)
             dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
             drawn = BytesIO()  # matplotlib raises other errors when a disk is full
-            canvas.savefig(drawn, format=path.suffix.lower()[1:], dpi=200, metadata=dates)
+            canvas.savefig(drawn, format=path.suffix.lower()[1:], dpi=300, metadata=dates)
             replace_file(path, drawn.getvalue(), durable=False)
 
 
@@ -154,15 +154,19 @@ def _wrapped(text: str, width: float) -> list[str]:
 
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#999999")
+_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.2, 1, 1.2))
 _WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
+_WIDER = 0.8  # of its width, by which the first of few solid lines is wider than the last, which may lie on it
+_FEW = 4  # solid lines
+_EDGE = 0.4  # points of white around dashes, which may lie on a solid line of the same colour
 MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
 _SHADES = "viridis"  # for colours that represent numbers
 _BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
 _ALL_MARKED = 40  # points; longer curves have markers at some of them
 _MARKS = 6  # on a long curve
 _SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+_BANDS = 1.5  # opacity of all bands together, at most
 _FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
 _BAR_WIDTH = 0.8  # layers, of all bars at a layer
 _BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
@@ -198,22 +202,34 @@ def look(one: Series | Line, points: int) -> dict[str, Any]:
         colour = colormaps[_SHADES](_BRIGHTEST * one.shade)
     style = one.style % len(_DASHES)
     every = max(1, points // _MARKS)
+    symbol = one.colour + one.style // len(_DASHES) if one.shade is None else one.style
     return {
         "color": colour,
-        "linestyle": _DASHES[style],
+        "linestyle": (one.colour * 1.7, _DASHES[style]) if style else "-",  # dashes that lie on each other alternate
         "linewidth": _WIDTHS[style],
-        "marker": MARKERS[one.colour % len(MARKERS)] if one.shade is None else "",
+        "marker": MARKERS[symbol % len(MARKERS)] if one.shade is None or one.style >= len(_DASHES) else "",
         "markersize": 3.0,
         "markeredgewidth": 0.8,
         "markerfacecolor": "white" if one.style else colour,
         # Lines that lie on each other have their markers at different places.
         "markevery": 1 if points <= _ALL_MARKED else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
+        "zorder": 2.1 if style else 2,
     }
 
 
 def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
     """Draw one series and return the artist that represents it in the legend."""
+    from matplotlib.patheffects import withStroke
+
     own = look(series, max(map(len, figure.curves)))
+    solid = [other for other in figure.series if not other.style]
+    if series in solid and len(solid) <= _FEW:
+        wider = 1 + _WIDER * (1 - (solid.index(series) + 1) / len(solid))
+        own |= {"linewidth": own["linewidth"] * wider, "markersize": own["markersize"] * wider}
+    elif series not in solid and series.colour in {other.colour for other in solid}:
+        own["path_effects"] = [withStroke(linewidth=own["linewidth"] + 2 * _EDGE, foreground="white")]
+    for raw in (run.raw for run in series.runs if run.raw):
+        axes.plot(*zip(*raw, strict=True), color=own["color"], linewidth=0.5, alpha=0.3)
     if figure.every_run:
         lines = [
             axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - _FADED * i / len(series.runs))
@@ -237,7 +253,8 @@ def _draw_mean(axes: Any, figure: Figure, series: Series, own: dict[str, Any]) -
         lowest = min(y for run in series.runs for _, y in run.points)
         floor = lowest if is_log(figure) else -math.inf
         xs, low, high = zip(*band, strict=True)
-        axes.fill_between(xs, [max(y, floor) for y in low], high, color=own["color"], alpha=0.18, linewidth=0)
+        alpha = min(0.18, _BANDS / len(figure.series))
+        axes.fill_between(xs, [max(y, floor) for y in low], high, color=own["color"], alpha=alpha, linewidth=0)
     for tail in series.tails():
         axes.plot(*zip(*tail, strict=True), **{**own, "linewidth": 0.5, "marker": ""})
     return handle
@@ -323,14 +340,11 @@ def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float,
     if all(map(_is_shaded, panels)):
         for one in drawn:
             _colour_bar(one)
-        lines = {
-            line.title: handle
-            for one in drawn
-            for line in one.panel.lines
-            for title, handle in one.handles
-            if title == line.title
-        }
-        return _below(canvas, lines, panels, width) if lines else 0.0
+        entries = {title: handle for one in drawn for title, handle in one.handles[len(one.panel.series) :]}
+        for panel in panels:
+            methods = {series.method: series for series in panel.series}
+            entries |= {title: _uncoloured(series) for title, series in methods.items() if len(methods) > 1}
+        return _below(canvas, entries, panels, width)
     looks = {
         artist.title: repr(look(artist, 0))
         for panel in panels
@@ -343,6 +357,13 @@ def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float,
     alike = len({tuple(_explained(panel)) for panel in panels}) == 1
     needed = max(_below(one.part, dict(one.handles), [] if alike else [one.panel], panel_width) for one in drawn)
     return rows * needed + (_below(canvas, {}, panels, width) if alike else 0.0)
+
+
+def _uncoloured(series: Series) -> Any:
+    """Return what represents a line style in a legend, whatever its shade."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **{**look(series, 0), "color": "0.3", "markerfacecolor": "0.3", "markevery": None})
 
 
 def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
@@ -395,17 +416,15 @@ def _explained(figure: Figure) -> Iterator[str]:
 
 def _is_shaded(panel: Figure) -> bool:
     """Return whether colours represent numbers of more series than a legend should name."""
-    shades = [series.shade for series in panel.series]
-    alike = all(series.style == 0 for series in panel.series)
-    return len(shades) > _MOST_SHADES and None not in shades and alike and len(panel.lines) <= 1
+    shades = {series.shade for series in panel.series}
+    return len(shades) > _MOST_SHADES and None not in shades and len(panel.lines) <= 1
 
 
 def _colour_bar(one: _Labelled) -> None:
     from matplotlib import cm, colormaps, colors
 
-    series = one.panel.series
-    axis = next(axis for axis in series[0].labels if len({own.labels.get(axis) for own in series}) > 1)
-    numbers = sorted(float(str(own.labels[axis])) for own in series)
+    axis = one.panel.series[0].shaded
+    numbers = sorted({float(str(own.labels[axis])) for own in one.panel.series})
     shades = colors.ListedColormap(colormaps[_SHADES]([_BRIGHTEST * i / 255 for i in range(256)]))
     # Shades are equally spaced by rank.
     scale = cm.ScalarMappable(colors.Normalize(0, len(numbers) - 1), shades)

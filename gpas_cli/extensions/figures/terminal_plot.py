@@ -26,10 +26,9 @@ _TICK_EVERY = (14, 4)  # characters of x and lines of y between ticks, at least
 _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _KEYS_ON_CURVE = 4  # times that a curve has its key
 # Okabe and Ito's colours, as in files; black and grey are the terminal's own colour.
-_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), None, None)
+_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), None, (86, 180, 233), None)
 # Shades of ordered numbers, of which the darkest is readable on black and the lightest on white.
 _SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
-_LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
 _ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
 
 
@@ -54,7 +53,7 @@ class Plot:
         if figure.title:
             yield Text(printable(figure.title), Style(bold=True))
         if figure.heat_map:
-            yield from _heat_maps(figure, options.max_width)
+            yield Text("A heat map is drawn in a file: -o map.png", "dim")
             return
         curves = _curves(figure)
         yield from _Frame.around(figure, curves, min(options.max_width, _WIDEST)).rows(curves)
@@ -201,38 +200,3 @@ def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:
             line.append(f"{entry:<{width - 3}}")
         line.rstrip()
         yield line
-
-
-def _heat_maps(figure: Figure, room: int) -> Iterator[Text]:
-    """Yield a map for each series, the highest row first, and its scale."""
-    maps = [one.matrix() for one in figure.series]
-    values = [value for rows in maps for row in rows for value in row]
-    low, high = min(values), max(values)
-    log = figure.log and low > 0
-    for series, rows in zip(figure.series, maps, strict=True):
-        width = len(rows[0])
-        each = max(1, min(4, (room - 6) // width))
-        step = math.ceil(width / max(1, room - 6))
-        yield Text(printable(series.title), Style(bold=True))
-        for number in range(len(rows), 0, -1):
-            line = Text(f"{number:>4} ", "dim")
-            for value in rows[number - 1][::step]:
-                line.append(*_block(_fraction(value, low, high, log), each))
-            yield line
-        ends = series.columns()
-        yield Text(f"     {figure.x} {readable(ends[0])} to {readable(ends[-1])}; {figure.y} upwards", "dim")
-    scale = Text(f"{figure.heat_map}: {low:.3g} ", "dim")
-    for i in range(10):
-        scale.append(*_block(i / 9, 1))
-    yield scale.append(f" {high:.3g}{' (logarithmic)' if log else ''}", "dim")
-
-
-def _fraction(value: float, low: float, high: float, log: bool) -> float:
-    if high <= low:
-        return 0.0
-    return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
-
-
-def _block(fraction: float, width: int) -> tuple[str, Style]:
-    level = _LEVELS[1 + min(len(_LEVELS) - 2, int(fraction * (len(_LEVELS) - 1)))]
-    return level * width, Style(color=f"rgb({','.join(map(str, _shade(fraction)))})")

@@ -101,6 +101,7 @@ def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
     drawn = figure.drawn[: limits.curves]
     return {
         **vars(frame(figure)),
+        "noisy": figure.noisy,
         "left_out": len(figure.drawn) - len(drawn),
         "series": [_line(one, limits) if isinstance(one, Line) else _series(one, figure, limits) for one in drawn],
     }
@@ -128,18 +129,16 @@ def _line(line: Line, limits: Limits) -> dict[str, Any]:
     """Return a line that no run has recorded; its band is [x, low, high]."""
     return {
         **_look(line),
-        "runs": 0,
         "points": [_point(*point) for point in thinned(line.points, limits.points)],
-        "tails": [],
-        "marks": [],
-        "final": None,
         "band": [[_rounded(value) for value in part] for part in thinned(line.band, limits.points)],
         "form": line.form,
     }
 
 
 def _look(one: Series | Line) -> dict[str, Any]:
-    return {"title": one.title, "colour": one.colour, "style": one.style, "shade": one.shade}
+    """Return the look, and what only the curves of runs have."""
+    runs: dict[str, Any] = {"runs": 0, "tails": [], "marks": [], "final": None}
+    return {"title": one.title, "colour": one.colour, "style": one.style, "shade": one.shade, **runs}
 
 
 def _point(x: float, y: float, std: float = 0.0) -> list[float]:

@@ -29,7 +29,8 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.paper_table import is_published_beside, paper_table, serving
-from gpas_cli.report.tables.render import render, to_html
+from gpas_cli.report.tables.render import to_html
+from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.parse import flat
 from gpas_cli.state.status import RESULTS, CellStatus
@@ -43,7 +44,7 @@ _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", 
 
 @dataclass(frozen=True)
 class _GridSection:
-    """One grid: its table as HTML, or why there is none (`problem`), and its figures.
+    """One grid: its table, or why there is none (`problem`), and its figures.
 
     captioned: the caption of the table says more than the title.
     """
@@ -52,7 +53,7 @@ class _GridSection:
     title: str
     states: Mapping[str, int]
     charts: Sequence[Mapping[str, Any]] = ()
-    table: str = ""
+    table: _TableView | None = None
     problem: str = ""
     captioned: bool = True
 
@@ -79,7 +80,7 @@ class Content:
     states: Mapping[str, int]
     grids: tuple[_GridSection, ...] = ()
     claims: Sequence[ClaimJson] = ()
-    paper_tables: Sequence[_PaperTableView] = ()
+    paper_tables: Sequence[_TableView] = ()
     figures: Sequence[Mapping[str, Any]] = ()
     cells: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] | None = None
@@ -151,7 +152,8 @@ def _section(
         name, title, _counts(own), tuple(grid_charts(known, entries, spec, limits)), captioned=spec.title != title
     )
     try:
-        return replace(section, table=render(build(entries, known.states, known.results, spec), "html"))
+        made = build(entries, known.states, known.results, spec)
+        return replace(section, table=_view(made, spec.title, f"gpas table {name}{' --paper' * bool(spec.published)}"))
     except GpasError as error:
         return replace(section, problem=str(error))
 
@@ -238,8 +240,8 @@ def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _PaperTableView:
-    """A table of a paper with our numbers. `html` is the table without its notes; `command` prints it."""
+class _TableView:
+    """A table with our numbers. `html` is the table without its notes; `command` prints it."""
 
     title: str
     html: str
@@ -247,7 +249,13 @@ class _PaperTableView:
     command: str
 
 
-def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]) -> Iterator[_PaperTableView]:
+def _view(made: Table, title: str, command: str) -> _TableView:
+    drawn = sheet(made)
+    notes = tuple(note.sentence for note in drawn.notes)
+    return _TableView(title, to_html(replace(drawn, notes=())), notes, command)
+
+
+def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]) -> Iterator[_TableView]:
     """Yield the papers' tables in which a cell of the grids `names` has a number.
 
     A grid is considered for the published tables that it names, so that other grids cost nothing.
@@ -261,10 +269,7 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
         served = serving(part, own) if own else None
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
             made = paper_table(served, known.states, known.results, declared=True)
-            drawn = sheet(made)
-            notes = tuple(note.sentence for note in drawn.notes)
-            drawn = replace(drawn, notes=())
-            yield _PaperTableView(part.spec.title, to_html(drawn), notes, f"gpas table {part.printed}")
+            yield _view(made, part.spec.title, f"gpas table {part.printed}")
 
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units

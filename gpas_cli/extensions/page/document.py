@@ -67,13 +67,13 @@ def to_mapping(content: Content) -> dict[str, Any]:
             "name": grid.name,
             "anchor": grid.anchor,
             "title": grid.title,
-            "summary": html("grid", grid=grid),
+            "summary": html("grid", content=content, grid=grid),
             "charts": grid.charts,
         }
         for grid in content.grids
     ]
     return {
-        "made": date_and_time(content.made),
+        "made": round(content.made),
         "overview": html("overview", content=content),
         "claims": html("claims", content=content) if content.claims else "",
         "paper_tables": html("paper_tables", content=content) if content.paper_tables else "",

@@ -26,7 +26,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.page.content import Content
 from gpas_cli.extensions.page.document import Document, to_html, to_json, to_mapping
-from gpas_cli.words import date_and_time
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 
@@ -35,21 +34,16 @@ IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so 
 class _Snapshot:
     """Collected content, and the document and the JSON that show it.
 
-    json: the page's data without its time; tag: its ETag. taken: when the content was collected, by the monotonic
-    clock. seconds: the processor time that this took. refresh: as for `to_html`.
+    data: the JSON of the page; tag: its ETag. taken: when content was collected last, by the monotonic clock. seconds:
+    the processor time that this took. refresh: as for `to_html`.
     """
 
     content: Content
-    json: str
+    data: str
     tag: str
     taken: float
     seconds: float
     refresh: float
-
-    @property
-    def data(self) -> str:
-        """The JSON of the page."""
-        return f'{{"made":{to_json(date_and_time(self.content.made))},{self.json[1:]}'
 
     @cached_property
     def document(self) -> Document:
@@ -97,12 +91,12 @@ class LivePage:
             content = self.rescue(self._last.content if self._last else None, error)
         last = self._last
         if last is not None and replace(content, made=last.content.made) == last.content:
-            json, tag = last.json, last.tag  # the time alone does not make another page
+            content, data, tag = last.content, last.data, last.tag  # made when it has changed last
         else:
-            json = to_json({name: part for name, part in to_mapping(content).items() if name != "made"})
-            tag = sha256(json.encode()).hexdigest()[:32]
+            data = to_json(to_mapping(content))
+            tag = sha256(data.encode()).hexdigest()[:32]
         seconds = time.thread_time() - began
-        return _Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
+        return _Snapshot(content, data, tag, time.monotonic(), seconds, self.refresh)
 
     def cell(self, name: str) -> bytes | None:
         """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""

@@ -135,7 +135,16 @@ def test_text_of_others_is_shown_and_never_executed(visit: Visit) -> None:
     assert visit.texts("caption") == ["<script>alert(4)</script>", "other"]
 
 
+def test_claims_are_one_line_below_tables_and_figures(visit: Visit) -> None:
+    order = ["overview", "grid-quick", "grid-other", "claims", "cells"]
+    assert visit.page.locator("section:visible").evaluate_all("all => all.map((one) => one.id)") == order
+    assert visit.page.locator("#claims .summary").evaluate("one => one.clientHeight") < 60
+    assert "1 claim with numbers: 0 supported, 0 contradicted, 1 undecided" in visit.texts("#claims summary")[0]
+    assert visit.texts("header p")[0].startswith("Written 20")
+
+
 def test_a_claim_opens_and_shows_its_parts(visit: Visit) -> None:
+    visit.page.locator("#all-claims > summary").click()
     claim = visit.page.locator("#claim-gates-help")
     assert "undecided" in claim.locator("summary").inner_text()
     assert "GPAS <img src=x onerror=alert(5)> helps" in claim.locator("summary").inner_text()
@@ -173,6 +182,7 @@ def test_a_figure_shows_values_hides_curves_and_zooms(visit: Visit) -> None:
     chart.get_by_role("button", name="Pre-LN + GPAS (2)").click(modifiers=["Shift"])
     assert chart.locator("g.series").evaluate_all("all => all.map((one) => one.dataset.series)") == ["Pre-LN + GPAS"]
     before = visit.page.evaluate("document.querySelector('#grid-quick .position').max")
+    box = plot.bounding_box()  # the clicks have scrolled
     visit.page.mouse.move(box["x"] + 80, box["y"] + 60)
     visit.page.mouse.down()
     visit.page.mouse.move(box["x"] + 200, box["y"] + 60, steps=3)
@@ -180,6 +190,23 @@ def test_a_figure_shows_values_hides_curves_and_zooms(visit: Visit) -> None:
     assert float(visit.page.evaluate("document.querySelector('#grid-quick .position').max")) < float(before)
     chart.get_by_role("button", name="whole range").click()
     assert visit.page.evaluate("document.querySelector('#grid-quick .position').max") == before
+
+
+def test_figures_are_smoothed_and_a_double_click_chooses_a_curve(visit: Visit) -> None:
+    chart = visit.page.locator("#grid-quick .chart").first
+    slider = visit.page.locator(".tools input[type=range]:visible")
+    line = chart.locator('g.series[data-series="Pre-LN"] > path:not(.band)').last
+    before = line.get_attribute("d")
+    slider.fill("0.9")
+    assert line.get_attribute("d") != before
+    assert chart.locator('g.series[data-series="Pre-LN"] > .recorded').get_attribute("d") == before
+    visit.page.get_by_label("Quantity").first.select_option("lr")
+    assert slider.input_value() == "0.9"  # of all figures
+    assert chart.locator("path.recorded").count() == 4
+    chart.get_by_role("button", name="Post-LN (2)").dblclick()
+    assert chart.locator("g.series").evaluate_all("all => all.map((one) => one.dataset.series)") == ["Post-LN"]
+    chart.get_by_role("button", name="Post-LN (2)").dblclick()
+    assert chart.locator("g.series").count() == 4
 
 
 def test_a_figure_has_other_quantities_logarithmic_axes_and_numbers(visit: Visit) -> None:
@@ -277,6 +304,17 @@ def test_axe_has_no_serious_finding_in_the_dark(visit: Visit) -> None:
     assert visit.violations() == []
 
 
+def test_the_values_at_the_pointer_are_beside_it_and_on_the_page(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 600, "height": 800})
+    plot = visit.page.locator("#grid-quick .plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    visit.page.mouse.move(box["x"] + 0.48 * box["width"], box["y"] + 50)
+    tip = plot.locator(".tip").bounding_box()
+    assert box["x"] <= tip["x"] < tip["x"] + tip["width"] <= box["x"] + box["width"] + 1
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 600
+
+
 @phone
 def test_a_phone_needs_no_horizontal_scrolling(visit: Visit) -> None:
     visit.page.get_by_role("button", name="quick/pre-gpas-s1", exact=True).click()
@@ -292,16 +330,17 @@ def test_a_served_page_follows_the_grid_without_being_loaded_again(window: Any) 
     with served(source) as server:
         window.goto(f"http://localhost:{server.server_port}{server.path}")
         window.evaluate("window.loaded = 1")
+        window.get_by_text("live, updated 0 s ago").wait_for()
         window.get_by_label("Filter").fill("grid/b")
-        window.get_by_role("button", name="grid/b").click()
+        window.locator(".cells .open", has_text="b").click()  # without the name of the only grid
         window.get_by_text("This page leaves out").wait_for()
         source.cells = (cell("a", "running", 0.5), cell("b", "done", 1.0), cell("c", "queued", None))
         window.locator(".cells .state", has_text="done").wait_for()
         assert window.evaluate("window.loaded") == 1
-        assert window.get_by_role("button", name="grid/b").get_attribute("aria-expanded") == "true"
+        assert window.locator(".cells .open", has_text="b").get_attribute("aria-expanded") == "true"
         assert window.locator(".cells .open").count() == 1
         assert window.get_by_role("button", name="1 done").is_visible()
-    window.get_by_text("the server does not answer").wait_for()
+    window.get_by_text("stale, the server does not answer").wait_for()
 
 
 def cell(name: str, state: str, fraction: float | None) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class CellList {
 
   rows(cell) {
     const open = this.open.has(cell.id);
-    const button = make("button", { type: "button", class: "open", "aria-expanded": String(open), onclick: () => this.toggle(cell, button) }, cell.id);
+    const grid = this.names.length > 1 ? [`${cell.grid}/`, make("wbr")] : [];
+    const name = make("span", {}, cell.id.slice(cell.grid.length + 1));
+    const button = make("button", { type: "button", class: "open", "aria-expanded": String(open), onclick: () => this.toggle(cell, button) }, ...grid, name);
     const row = make("tr", { "data-cell": cell.id }, ...this.columns.map((column) => column.show(cell, button)));
     return open ? [row, this.detail(cell)] : [row];
   }

@@ -1,7 +1,14 @@
-// One plot: curves with bands, a position with its values, zoom, logarithmic axes, a legend that hides curves.
+// One plot: curves with bands, a position with its values, zoom, logarithmic axes, smoothing, a legend that hides curves.
 
 const MARGIN = { top: 10, right: 14, bottom: 40, left: 56 };
+const charts = new Set(); // that are shown
+let smoothing = 0; // of all of them: the weight of their moving averages
 let chartCount = 0;
+
+function smoothAll(weight) {
+  smoothing = weight;
+  for (const chart of charts) chart.element.isConnected ? chart.smooth() : charts.delete(chart);
+}
 
 class Chart {
   constructor(data) {
@@ -13,6 +20,7 @@ class Chart {
     this.data = data;
     this.build();
     this.update(data);
+    charts.add(this);
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
 
@@ -26,7 +34,9 @@ class Chart {
     this.bands = this.toggle("band", () => this.draw());
     this.reset = make("button", { type: "button", onclick: () => this.setZoom(null) }, "whole range");
     const sign = (text, label, factor) => make("button", { type: "button", "aria-label": label, onclick: () => this.zoomBy(factor) }, text);
-    const tools = make("div", { class: "tools small" }, this.logY, this.logX, this.bands, sign("+", "Zoom in", 0.5), sign("\u2212", "Zoom out", 2), this.reset);
+    this.weight = make("input", { type: "range", max: 0.99, step: 0.01, title: "Exponential moving average, as in TensorBoard", oninput: () => smoothAll(Number(this.weight.value)) });
+    this.smoother = make("label", {}, "smooth", this.weight);
+    const tools = make("div", { class: "tools small" }, this.smoother, this.logY, this.logX, this.bands, sign("+", "Zoom in", 0.5), sign("\u2212", "Zoom out", 2), this.reset);
     this.legend = make("ul", { class: "legend" });
     this.numbers = new Numbers(() => [this.table()]);
     this.note = make("p", { class: "muted small" });
@@ -53,8 +63,8 @@ class Chart {
 
   // Show another plot, or the same one with more points: then hidden curves, zoom and axes stay.
   update(data) {
-    const same = data.title === this.shown?.title && data.y === this.shown?.y;
-    this.data = this.shown = data;
+    const same = data.title === this.recorded?.title && data.y === this.recorded?.y;
+    this.data = this.recorded = data;
     if (!same) {
       this.hidden.clear();
       this.zoom = null;
@@ -67,8 +77,16 @@ class Chart {
     const left = data.left_out ? `${data.left_out} more curves are left out.` : "";
     this.note.textContent = [data.note, left].filter(Boolean).join(" ");
     this.note.hidden = !this.note.textContent;
+    this.smoother.hidden = !data.noisy;
     this.showLegend();
     this.numbers.show();
+    this.smooth();
+  }
+
+  smooth() {
+    this.weight.value = smoothing;
+    const smooth = this.recorded.noisy && smoothing > 0;
+    this.data = smooth ? { ...this.recorded, series: this.recorded.series.map((one) => smoothed(one, smoothing)) } : this.recorded;
     this.draw();
   }
 
@@ -80,8 +98,8 @@ class Chart {
     const item = (one) => {
       const shown = !this.hidden.has(one.title);
       const runs = one.runs > 1 ? ` (${one.runs})` : "";
-      const button = make("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide; with Shift, show only this one" }, swatch(one), `${one.title}${runs}`);
-      button.addEventListener("click", (event) => this.toggleSeries(one.title, event.shiftKey));
+      const button = make("button", { type: "button", "aria-pressed": String(shown), title: "Click: show or hide. Double click, or Shift: only this one, or all" }, swatch(one), `${one.title}${runs}`);
+      button.addEventListener("click", (event) => this.toggleSeries(one.title, event.shiftKey || event.detail === 2));
       for (const on of ["pointerenter", "focus"]) button.addEventListener(on, () => this.emphasise(one.title));
       for (const off of ["pointerleave", "blur"]) button.addEventListener(off, () => this.emphasise(null));
       return make("li", {}, button);
@@ -113,7 +131,11 @@ class Chart {
     Object.assign(this, scalesOf(this.data, this.curves(), this.area, this.zoom, pressed(this.logX), pressed(this.logY)));
     fill(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` }, []);
     const clip = draw("clipPath", { id: `clip-${this.number}` }, draw("rect", box(this.area)));
-    const curves = this.curves().map((one, place) => drawSeries(one, this.data, this.x, this.y, pressed(this.bands), place / Math.max(1, this.curves().length)));
+    const shown = this.curves();
+    const solid = shown.filter((one) => one.style === 0);
+    for (const [place, one] of solid.entries()) one.width = solid.length > 4 ? 2.2 : 2.2 + 1.8 * (1 - (place + 1) / solid.length); // the last may lie on the first
+    const drawn = shown.map((one, place) => [one.style > 0, drawSeries(one, this.data, this.x, this.y, pressed(this.bands), place / Math.max(1, shown.length))]);
+    const curves = [false, true].flatMap((dashed) => drawn.filter(([style]) => style === dashed).map(([, curve]) => curve));
     this.cursor = draw("g", { class: "cursor" });
     this.svg.replaceChildren(
       draw("defs", {}, clip),
@@ -121,7 +143,7 @@ class Chart {
       draw("g", { "clip-path": `url(#clip-${this.number})` }, ...drawLines(this.data, this.x, this.y), ...curves),
       this.cursor,
     );
-    this.reset.disabled = !this.zoom;
+    this.reset.hidden = !this.zoom;
     fill(this.slider, { min: this.x.low, max: this.x.high }, []);
     if (this.position !== null) this.moveTo(this.position);
   }
@@ -186,9 +208,9 @@ class Chart {
     const head = `${axisWord(this.data)} ${tickWord(this.position)}`;
     this.tip.replaceChildren(make("strong", {}, head), ...found.map(({ one, text }) => make("div", {}, swatch(one), make("span", {}, one.title), make("b", {}, text))));
     this.tip.hidden = false;
-    const onLeft = pixel > this.plot.clientWidth / 2;
-    this.tip.style.left = onLeft ? "" : `${pixel + 14}px`;
-    this.tip.style.right = onLeft ? `${this.plot.clientWidth - pixel + 14}px` : "";
+    const [room, width] = [this.plot.clientWidth, this.tip.offsetWidth];
+    const beside = pixel > room / 2 ? pixel - width - 14 : pixel + 14;
+    this.tip.style.left = `${Math.max(0, Math.min(beside, room - width))}px`;
     this.slider.value = this.position;
     this.slider.setAttribute("aria-valuetext", `${head}: ${found.map(({ one, text }) => `${one.title} ${text}`).join(", ")}`);
   }
@@ -213,9 +235,10 @@ class Chart {
   }
 
   table() {
-    const xs = [...new Set(this.data.series.flatMap((one) => pointsOf(one).map((point) => point[0])))].sort((a, b) => a - b);
-    const columns = this.data.series.map((one) => new Map(pointsOf(one).map((point) => [point[0], point])));
+    const { series } = this.recorded;
+    const xs = [...new Set(series.flatMap((one) => pointsOf(one).map((point) => point[0])))].sort((a, b) => a - b);
+    const columns = series.map((one) => new Map(pointsOf(one).map((point) => [point[0], point])));
     const rows = xs.map((x) => [tickWord(x), ...columns.map((column) => valueText(column.get(x)))]);
-    return [`Numbers of figure ${this.number}: ${this.data.y}`, [this.data.x, ...this.data.series.map((one) => one.title)], rows];
+    return [`Numbers of figure ${this.number}: ${this.data.y}`, [this.data.x, ...series.map((one) => one.title)], rows];
   }
 }

@@ -35,7 +35,20 @@ function pointsOf(one) {
 }
 
 function allPoints(one) {
-  return [...one.points, ...one.tails.flat(), ...one.marks];
+  return [...(one.recorded ?? []), ...one.points, ...one.tails.flat(), ...one.marks];
+}
+
+// The exponential moving average of points, whose weights decay by `weight`, from the sums of values and weights so far.
+function average(points, weight, sums = [0, 0]) {
+  return points.map(([x, y]) => {
+    sums = [weight * sums[0] + y, weight * sums[1] + 1];
+    return [x, sums[0] / sums[1], 0, sums];
+  });
+}
+
+function smoothed(one, weight) {
+  const points = average(one.points, weight);
+  return { ...one, recorded: one.points, points, tails: one.tails.map((tail) => average(tail, weight, points.at(-1)?.[3])) };
 }
 
 function rangeOf(series, index) {
@@ -120,11 +133,16 @@ function drawSeries(one, data, x, y, band, place) {
 
 function drawCurve(one, x, y, band) {
   const points = drawable(one.points, y);
+  const recorded = drawable(one.recorded ?? one.points, y);
   const parts = [];
   if (band && one.band?.length) parts.push(coloured(draw("path", { class: "band", d: outline(one.band.map(([a, , b]) => [a, b]), one.band.map(([a, b]) => [a, b]), x, y) }), one, "fill"));
-  if (band && points.some((point) => point[2])) parts.push(coloured(draw("path", { class: "band", d: bandPath(points, x, y) }), one, "fill"));
-  const line = (path, attributes) => coloured(draw("path", { d: linePath(path, x, y), fill: "none", "stroke-dasharray": DASHES[one.style % DASHES.length], ...attributes }), one, "stroke");
-  if (one.form !== "points") parts.push(line(points, { "stroke-width": one.style % 2 ? 1.6 : 2.2 }));
+  if (band && recorded.some((point) => point[2])) parts.push(coloured(draw("path", { class: "band", d: bandPath(recorded, x, y) }), one, "fill"));
+  const dashes = DASHES[one.style % DASHES.length];
+  const line = (path, attributes) => coloured(draw("path", { d: linePath(path, x, y), fill: "none", "stroke-dasharray": dashes, ...attributes }), one, "stroke");
+  if (one.recorded) parts.push(line(recorded, { "stroke-width": 1, "stroke-dasharray": "", class: "recorded" }));
+  // Dashes that lie on a line of the same colour have an edge.
+  if (one.form !== "points" && dashes) parts.push(draw("path", { d: linePath(points, x, y), class: "casing", "stroke-dasharray": dashes, "stroke-width": 3 }));
+  if (one.form !== "points") parts.push(line(points, { "stroke-width": dashes ? 1.6 : (one.width ?? 2.2) }));
   for (const tail of one.tails) parts.push(line(drawable(tail, y), { "stroke-width": points.length ? 1 : 1.6 }));
   if (one.form !== "line" && points.length <= FEW) parts.push(...points.map(([a, b]) => coloured(draw("circle", { cx: x.at(a), cy: y.at(b), r: 2.6 }), one, "fill")));
   return parts;
@@ -161,7 +179,8 @@ function outline(upper, lower, x, y) {
 function valuesAt(curves, x) {
   const found = curves.flatMap((one) => {
     const point = pointsOf(one).find((candidate) => candidate[0] === x);
-    return point ? [{ one, y: point[1], text: valueText(point) }] : [];
+    const recorded = one.recorded?.find((candidate) => candidate[0] === x);
+    return point ? [{ one, y: point[1], text: valueText(point) + (recorded ? ` (${shortNumber(recorded[1])})` : "") }] : [];
   });
   return found.sort((a, b) => b.y - a.y);
 }

@@ -3,12 +3,16 @@
 const SLOWEST = 60; // seconds between two questions while the server does not answer
 
 class Live {
-  constructor(seconds, show) {
+  // made: when the page's content changed last.
+  constructor(seconds, made, show) {
     this.seconds = seconds;
     this.wait = seconds;
+    this.made = made;
     this.show = show;
     this.tag = "";
     this.status = document.getElementById("live");
+    this.say(true);
+    setInterval(() => this.say(), 1000);
     document.addEventListener("visibilitychange", () => this.plan(0));
     this.plan(seconds);
   }
@@ -23,19 +27,25 @@ class Live {
       const answer = await fetch("data.json", { headers: this.tag ? { "If-None-Match": this.tag } : {}, cache: "no-store" });
       if (answer.ok) {
         this.tag = answer.headers.get("ETag") ?? "";
-        this.show(await answer.json());
+        const data = await answer.json();
+        this.made = data.made;
+        this.show(data);
       } else if (answer.status !== 304) throw new Error(String(answer.status));
-      this.say("");
+      this.say(true);
       this.wait = this.seconds;
     } catch {
       this.wait = Math.min(SLOWEST, 2 * this.wait);
-      this.say("; the server does not answer");
+      this.say(false);
     }
     this.plan(this.wait);
   }
 
-  say(text) {
+  say(answers = this.answers) {
+    const text = answers ? "live" : "stale, the server does not answer";
     if (this.status.textContent !== text) this.status.textContent = text;
+    this.status.classList.toggle("stale", !answers);
+    document.getElementById("made").textContent = ago(this.made);
+    this.answers = answers;
   }
 }
 

@@ -8,7 +8,7 @@ class Page {
     this.cells = new CellList(document.getElementById("cell-list"), data.cells, (cell) => this.readDetails(cell));
     this.showFigures(data);
     this.contents = new Contents();
-    if (this.refresh) new Live(this.refresh, (newer) => this.update(newer));
+    if (this.refresh) new Live(this.refresh, data.made, (newer) => this.update(newer));
   }
 
   async readDetails(cell) {
@@ -18,7 +18,6 @@ class Page {
   }
 
   update(data) {
-    document.getElementById("made").textContent = data.made;
     replaceHtml(document.querySelector("#overview .summary"), data.overview);
     showSection("claims", data.claims !== "");
     replaceHtml(document.querySelector("#claims .summary"), data.claims);
@@ -36,7 +35,7 @@ class Page {
   addGrid(grid) {
     const title = make("h2", { id: `${grid.anchor}-title` }, grid.title);
     const parts = [title, make("div", { class: "summary" }), make("div", { class: "figures" })];
-    document.getElementById("paper-tables").before(make("section", { id: grid.anchor, "aria-labelledby": title.id }, ...parts));
+    document.getElementById("claims").before(make("section", { id: grid.anchor, "aria-labelledby": title.id }, ...parts));
     this.contents.add(grid.anchor, grid.name);
   }
 
@@ -72,7 +71,7 @@ class Contents {
 
   add(id, name) {
     const link = make("a", { href: `#${id}` }, name);
-    document.querySelector('nav a[href="#paper-tables"]').parentElement.before(make("li", {}, link));
+    document.querySelector('nav a[href="#claims"]').parentElement.before(make("li", {}, link));
     this.links.set(id, link);
     this.watch.observe(document.getElementById(id));
   }
