@@ -4,7 +4,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments, papers_known
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.expand import Expansion, cell_names, expand
 from gpas_cli.spec.parse import flat, plain
@@ -195,6 +197,21 @@ class RunOptions:
     yes: Yes = False
     notify: Notify = None
     as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Where trainings also log to, in place of what the grid's `watch` names."""
+
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Also write TensorBoard events to this folder.")
+    ] = None
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Also log to this Weights & Biases project.")] = None
+
+    def added_to(self, entry: Entry) -> Entry:
+        """Return the entry with these in place of its own."""
+        folder = str(self.tensorboard.absolute()) if self.tensorboard else entry.watch.tensorboard
+        return replace(entry, watch=replace(entry.watch, tensorboard=folder, wandb=self.wandb or entry.watch.wandb))
 
 
 def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:

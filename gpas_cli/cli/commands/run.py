@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -51,6 +50,7 @@ def run_grid(
     ] = False,
     shrink: shared.Shrink = False,
     *,
+    sinks: shared.Sinks,
     options: shared.RunOptions,
 ) -> None:
     """Run every cell of a grid that has no result yet. Running a grid twice is free.
@@ -78,6 +78,7 @@ def run_grid(
         from gpas_cli.cli.printed import cells_of_table  # reads the papers' tables
 
         chosen = cells_of_table(for_table, where)
+    chosen = [sinks.added_to(entry) for entry in chosen]
     if shrink:
         if test_only:
             raise GpasError("--shrink starts its jobs; leave out --test-only")
@@ -101,18 +102,17 @@ def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: s
     running.finish(summary, options.notify, shrunk=shrunk)
 
 
+@shared.with_grouped_options
 def train(
     cell: shared.Cell,
     settings: shared.Settings = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few updates: write a Chrome trace and a table of operators.")
     ] = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", help="Also write TensorBoard events to this folder.")
-    ] = None,
-    wandb: Annotated[str | None, typer.Option("--wandb", help="Also log to this Weights & Biases project.")] = None,
     notify: shared.Notify = None,
     as_json: shared.AsJson = False,
+    *,
+    sinks: shared.Sinks,
 ) -> None:
     """Train one cell in the foreground, as it is or varied.
 
@@ -133,13 +133,8 @@ def train(
     words = [cell, *(settings or ())]
     (entry,) = find_cells(words)
     _refuse(cell_statuses(project().runs, [entry])[0])
-    watch = replace(
-        entry.watch,
-        profile=_PROFILED_UPDATES if profile else entry.watch.profile,
-        tensorboard=str(tensorboard.absolute()) if tensorboard else entry.watch.tensorboard,
-        wandb=wandb or entry.watch.wandb,
-    )
-    summary = _train(replace(entry, watch=watch))
+    watch = replace(entry.watch, profile=_PROFILED_UPDATES if profile else entry.watch.profile)
+    summary = _train(sinks.added_to(replace(entry, watch=watch)))
     for name in running.WITHOUT_RESULT:
         for item in getattr(summary, name):
             say(f"{name}: {item.reason or item.status.evidence}")
