@@ -11,6 +11,7 @@ layers of width 256).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -60,25 +61,15 @@ class CachedReader:
         seen = (keys <= places[:, None, :, None]) | (keys < prefix)
         for layer in decoder.layers:
             assert isinstance(layer, Block)
-            x = self._applied(layer, x, turns, places, seen, positions.first)
+            attention, mlp = layer.sublayers(Positions())
+            bottom = x if layer.bottom else None
+            attend = partial(
+                self._attended, layer.self_attn, turns=turns, places=places, seen=seen, first=positions.first
+            )
+            x = mlp.residual.apply(attention.residual.apply(x, attend), mlp.f, bottom)
         self._lengths = [length + len(row) for length, row in zip(self._lengths, tokens, strict=True)]
         last = x.view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
         return read(self.network.head_transform(decoder.norm(last)), table if head is None else head.weight)
-
-    def _applied(
-        self,
-        block: Block,
-        x: Tensor,
-        turns: tuple[Tensor, Tensor] | None,
-        places: Tensor,
-        seen: Tensor,
-        first: FirstValues | None,
-    ) -> Tensor:
-        """Return the output of a layer for its input x, (1, rows * n, hidden); places: (rows, n)."""
-        attention, mlp = block.sublayers(Positions())
-        bottom = x if block.bottom else None
-        x = attention.residual.apply(x, lambda h: self._attended(block.self_attn, h, turns, places, seen, first))
-        return mlp.residual.apply(x, mlp.f, bottom)
 
     def _attended(
         self,
@@ -89,6 +80,7 @@ class CachedReader:
         seen: Tensor,
         first: FirstValues | None,
     ) -> Tensor:
+        """Return what an attention returns for x, (1, rows * n, hidden); places: (rows, n)."""
         q, k, v = attention.projected(x, None, first)
         if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)

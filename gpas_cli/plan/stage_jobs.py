@@ -101,15 +101,11 @@ def chain_keys(cell: Cell) -> set[str]:
 def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[StageJob]:
     teacher = cell.teacher()
     if teacher is not None:
-        yield from _chain(_as_teacher(entry, teacher, named), teacher, named)
+        # A teacher that the grid does not declare is named after its student.
+        own = named.get(teacher.stages[0].key) or replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
+        yield from _chain(own, teacher, named)
     for stage in cell.stages:
         yield _job(stage, entry, cell)
-
-
-def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entry:
-    """Return the entry of the teacher, or one named after its student if the grid does not declare the teacher."""
-    own = named.get(teacher.stages[0].key)
-    return own if own is not None else replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
 
 
 def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:

@@ -57,7 +57,8 @@ class Progress:
 
 def _progress(lines: Sequence[Line]) -> Progress | None:
     """Return the progress from the last lines of a journal since its last start, None if they contain none."""
-    lines = _since_start(lines)
+    starts = [i for i, line in enumerate(lines) if isinstance(line.event, Started)]
+    lines = lines[starts[-1] :] if starts else lines
     events = [line.event for line in lines]
     phases = [event.name for event in events if isinstance(event, Phase)]
     steps = [(line.t, line.event) for line in lines if isinstance(line.event, Step)]
@@ -109,11 +110,6 @@ def checkpoint_step(lines: Sequence[Line]) -> int | None:
     """Return the step of the newest checkpoint in the lines, None if there is none."""
     newest = (line.event for line in reversed(lines))
     return next((event.step for event in newest if isinstance(event, Checkpoint)), None)
-
-
-def _since_start(lines: Sequence[Line]) -> Sequence[Line]:
-    starts = [i for i, line in enumerate(lines) if isinstance(line.event, Started)]
-    return lines[starts[-1] :] if starts else lines
 
 
 # A longer gap between two events than this many usual ones is no training: an evaluation takes less.

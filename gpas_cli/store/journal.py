@@ -102,7 +102,8 @@ class Journal:
         self._reported = 0
         self._warnings = 0
         self._lost: OSError | None = None
-        self._n = _next_number(path)
+        lines = tail(path) or read(path)[0]
+        self._n = 1 + max((line.n for line in lines), default=-1)
         self._fd = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         # Closes the file of a journal that an error leaves behind, too.
         self._release = weakref.finalize(self, os.close, self._fd)
@@ -325,11 +326,6 @@ def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
     marked = [i for i, line in enumerate(lines) if line.find(mark, 0, _HEAD_BYTES) >= 0]
     dropped = set(marked[1:-count])
     return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines
-
-
-def _next_number(path: Path) -> int:
-    lines = tail(path) or read(path)[0]
-    return 1 + max((line.n for line in lines), default=-1)
 
 
 def _ends_in_newline(path: Path) -> bool:

@@ -220,7 +220,8 @@ def read_manifest(path: Path) -> Manifest:
 def verify(path: Path, name: str, digest: str) -> None:
     """Raise DamagedCheckpoint unless the file `name` of the checkpoint has the sha256 `digest`."""
     try:
-        found = _sha256(path / name)
+        with open_regular(path / name) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     if found != digest:
@@ -262,11 +263,6 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 def _bytes(tensor: Tensor) -> Any:
     """Return the bytes of a tensor in the host's memory, without a copy if it is there."""
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:

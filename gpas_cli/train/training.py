@@ -285,12 +285,9 @@ class _Training:
         return Outcome("diverged", found.step, found.cause, metrics, parameter=found.parameter or None)
 
     def _costs(self) -> dict[str, float]:
-        return {**self.inputs.evaluator.costs(self.loop.position), **self._versions()}
-
-    def _versions(self) -> dict[str, float]:
-        """Return the number of code versions that made the updates, if more than one."""
+        costs = self.inputs.evaluator.costs(self.loop.position)
         versions = len(set(self.loop.position.codes.split()))
-        return {"code_versions": versions} if versions > 1 else {}
+        return {**costs, "code_versions": versions} if versions > 1 else costs
 
     def _save_and_evaluate(self, step: int) -> Outcome | None:
         """Write a checkpoint and evaluate, if due. The last update is always saved (and evaluated by `_final`)."""
