@@ -79,7 +79,7 @@ class TextFacts(Event):
 
     `epochs`: how often the training reads each row. `cut`: the fraction of the training text's bytes that `layout: pad`
     cuts off. `validation_targets`: the validation tokens to predict. `shared_documents`: validation documents that are
-    training text too. `left_out`: malformed records, by reason.
+    training text too. `left_out`: malformed records, by reason. `commit`: of the repository of the hub.
     """
 
     source: str | None = None
@@ -96,6 +96,7 @@ class TextFacts(Event):
     first_batch: str | None = None
     shared_documents: int | None = None
     left_out: Mapping[str, int] | None = None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,8 @@ def test_a_missing_library_is_reported_before_training(toy: Toy, monkeypatch: py
     find = util.find_spec
     missing = ("wandb", "tensorboard")
     monkeypatch.setattr(util, "find_spec", lambda name, *more: None if name in missing else find(name, *more))
-    for command in (("train", "pre-s1"), ("run", "grid", "--where", "seed=1", "--yes")):
-        said = toy(*command, "--wandb", "norms", "--tensorboard", "board", expect=2).err
+    for words in (("train", "pre-s1"), ("run", "grid", "--where", "seed=1", "--yes")):
+        said = toy(*words, "--wandb", "norms", "--tensorboard", "board", expect=2).err
         assert "pip install 'gpas-cli[wandb]'" in said
         assert "pip install 'gpas-cli[tensorboard]'" in said
     assert toy.attempts() == []

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -64,6 +64,7 @@ class Survey:
     validation_documents: int | None = None
     shared: int | None = None
     by_text: Annotated[bool, "whether the texts of the documents decided the split"] = False
+    commit: Annotated[str | None, "of a repository of the hub"] = None
 
     @property
     def overlap(self) -> str:
@@ -103,6 +104,11 @@ class Source(ABC):
 
         Raises DataError if the text is unavailable or, without `malformed: skip`, at the first malformed record.
         """
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the repository of the hub that the text is read at, None for any other text."""
+        return None
 
     def side(self, document: Document) -> str:
         """Return the split of a document, if the validation text has no files of its own."""
@@ -222,7 +228,7 @@ def cached_survey(source: Source, cache: Path) -> Survey:
         known = _surveyed(source, cache, known)
         disk.write_json(path, asdict(known))
     source.by_text = known.by_text
-    return known
+    return replace(known, commit=source.commit)
 
 
 def _surveyed(source: Source, cache: Path, before: Survey | None) -> Survey:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 import socket
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ class HfDataset(Source):
         if "validation" in self._splits:
             return self._rows(split, after)
         return (d for d in self._rows("train", after) if self.side(d) == split)
+
+    @property
+    def commit(self) -> str | None:
+        addresses = (address for rows in self._splits.values() for address in rows.info.download_checksums or ())
+        found = (re.search(r"@([0-9a-f]{40})/", address) for address in addresses)
+        return next((match[1] for match in found if match), None)
 
     def stamp(self) -> Any:
         """Return facts of the Arrow files in the cache of `datasets`, which it rewrites when their source changes."""
@@ -161,7 +168,7 @@ class _Repository(Source):
     def survey(self) -> Survey:
         """Return fingerprints of the revision, which determines the bytes of every file of the repository."""
         whole, validation = (disk.digest([self.repo, self.revision, self._chosen, split]) for split in SPLITS)
-        return Survey(whole, validation)
+        return Survey(whole, validation, commit=self.revision)
 
     def known(self, cache: Path) -> Survey | None:
         """Return the survey if the revision has been pinned, else None."""

@@ -129,6 +129,7 @@ class Corpus(ValidationText):
             train_documents=self.train_totals.documents,
             validation_documents=self.validation_totals.documents,
             shared_documents=self.survey.shared,
+            commit=self.survey.commit,
             left_out=self.left_out or None,
         )
 
@@ -207,9 +208,10 @@ def _survey(caches: Sequence[TokenCache]) -> Survey:
     surveys = [own.survey for own in caches]
     if len(surveys) == 1:
         return surveys[0]
-    return Survey(
-        disk.digest([own.fingerprint for own in surveys]), disk.digest([own.validation_fingerprint for own in surveys])
+    whole, validation = (
+        disk.digest([getattr(own, name) for own in surveys]) for name in ("fingerprint", "validation_fingerprint")
     )
+    return Survey(whole, validation, commit=", ".join(own.commit for own in surveys if own.commit) or None)
 
 
 def _rows_by_part(data: Data, rows: int | None) -> list[int | None]:

@@ -72,6 +72,10 @@ def test_a_separate_validation_split_is_used(tmp_path: Path):
     assert [d[:2] for d in source.documents("train")] == [("train/0", "a"), ("train/1", "b"), ("train/3", "c")]
     assert [d[:2] for d in source.documents("validation")] == [("validation/0", "d"), ("validation/1", "e")]
     assert list(source.documents("train", after="train/1")) == [("train/3", "c", "")]
+    assert source.commit is None
+    rows = source._splits["train"]
+    rows.info.download_checksums = {f"hf://datasets/owner/name@{COMMIT}/data/train.jsonl": {"num_bytes": 9}}
+    assert source.commit == COMMIT
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
@@ -158,6 +162,7 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
     large = prepare(data, 320, tmp_path / "a", root=tmp_path, rows=60)
     again = prepare(data, 320, tmp_path / "a", root=tmp_path, rows=10)
     assert len(small.train) == len(again.train) == 10
+    assert small.facts().commit == COMMIT
     assert len(large.train) == 60
     assert again.train_totals == small.train_totals
     assert len(small.validation) == len(large.validation)

@@ -85,7 +85,8 @@ def texts(data: _Entity, facts: TextFacts, time: float) -> Iterator[_Entity]:
         if digest:
             about = f"Read first on {_time(time)[:10]}; `identifier` is the digest of its documents"
             names = {"name": f"{split}: {facts_of['name']}", "identifier": digest, "description": about}
-            yield {"@id": f"#text-{digest}", "@type": "Dataset", **facts_of, **names}
+            version = {"version": facts.commit} if facts.commit else {}
+            yield {"@id": f"#text-{digest}", "@type": "Dataset", **facts_of, **names, **version}
 
 
 def _shards(known: Sequence[_Entity], found: Verified) -> list[_Entity]:
