@@ -216,8 +216,7 @@ def _shaded_axis(labels: Sequence[Mapping[str, Label]], varying: Sequence[str]) 
     ordered = [axis for axis, found in columns.items() if all(type(label) in (int, float) for label in found)]
     lines = len({tuple(own.get(axis) for axis in others) for own in labels})
     first = max(ordered, key=lambda axis: len(columns[axis]), default="")
-    many = first and lines > _HUES and len(columns[first]) ** 2 >= lines
-    return first if many or len(others) == 1 else ""
+    return first if len(others) == 1 or len(columns.get(first, ())) ** 2 >= lines > _HUES else ""
 
 
 def _coloured(found: Sequence[Series], varying: Sequence[str], shaded: str) -> Iterator[Series]:

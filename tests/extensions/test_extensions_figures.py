@@ -67,7 +67,6 @@ def alike(*cells: tuple[str, str, Label]) -> tuple[Series, ...]:
         [(norm, gate, n) for norm in NORMS for gate in ("none", "gpas") for n in range(2)],
         [("pre", "none", n) for n in range(30)],
     ],
-    ids=["words", "schemes", "numbers of methods", "two numbers of methods", "numbers"],
 )
 def test_no_two_of_many_lines_look_alike(cells: list[tuple[str, str, Label]]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")

@@ -61,7 +61,5 @@ def test_points_and_a_single_line_need_no_legend() -> None:
 
 def test_a_map_is_drawn_in_a_file() -> None:
     run = CellCurve(entry(), "seed", (), matrix=((0.0, 1.0), (2.0, 4.0)), columns=(10.0, 20.0))
-    assert shown(Figure("Title", "update", "layer", make_series([run]), heat_map="variance")).splitlines() == [
-        "Title",
-        "A heat map is drawn in a file: -o map.png",
-    ]
+    text = shown(Figure("Title", "update", "layer", make_series([run]), heat_map="variance"))
+    assert text == "Title\nA heat map is drawn in a file: -o map.png\n"
