@@ -154,8 +154,8 @@ def _log_tail(entry: Entry, lines: int) -> list[str]:
 def _serve(source: PageSource, port: int, refresh: float) -> None:
     page = LivePage(source.collect, source.rescue, source.details, refresh)
     os.nice(_NICENESS)
+    page.snapshot()
     with PageServer(page, port) as server:
-        page.snapshot()
         _announce(server)
         try:
             server.serve_forever()
