@@ -23,6 +23,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.outputs import recorded_events
+from gpas_cli.train.evaluate import evaluate
 
 pytestmark = needs_transformers
 LAYERS = 3
@@ -103,6 +104,27 @@ def test_importance_is_the_rise_of_the_loss_by_hand(project: Project) -> None:
     assert layers.values["importance_closest"][2] is None
     assert len(layers.values["angular_distance"]) == LAYERS
     assert len(layers.values["importance_score"]) == LAYERS
+
+
+def test_the_perplexity_with_rounded_weights_is_that_of_weights_rounded_by_hand(tmp_path: Path) -> None:
+    project = Project(tmp_path, "llama")
+    cell = project.cell(quantised={**TEXT, "bits": [3]})
+    found = project.go(cell).metrics
+    opened = open_model(find_network(project.network, project.folder, print))
+    batches, size = text_batches(read_text("notes.txt", project.folder), opened.tokenizer, 32, 200)
+    for name, weight in opened.network.inner.model.layers.named_parameters():
+        if weight.dim() == 2:
+            steps = weight.data.abs().amax(1, keepdim=True) / 3
+            weight.data = (weight.data / steps).round() * steps
+            assert name.endswith("_proj.weight")
+    by_hand = evaluate(opened.network, batches, opened.precision, size)["perplexity"]
+    assert found["quantised_perplexity/int3"] == pytest.approx(by_hand, rel=1e-5)
+    assert found["quantised_perplexity/unquantised"] != pytest.approx(by_hand, rel=1e-4)
+
+
+def test_matrices_of_another_kind_are_not_left_as_they_are(project: Project) -> None:
+    with pytest.raises(GpasError, match="12 of 12 matrices of its layers are not"):
+        project.go(project.cell(quantised=TEXT))
 
 
 def test_a_stopped_job_goes_on_where_it_stopped_and_ends_in_the_same_numbers(project: Project, tmp_path: Path) -> None:

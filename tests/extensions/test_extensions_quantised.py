@@ -67,7 +67,7 @@ def test_only_matrices_inside_layers_are_rounded_and_come_back_bit_by_bit(norm: 
     before = {name: (weight, weight.detach().clone()) for name, weight in network.named_parameters()}
     tokens = torch.arange(30).reshape(2, 15)
     logits = network(tokens)
-    with quantised(network, 3):
+    with quantised(network.model.blocks(), 3):
         changed = network(tokens)
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         used = {f"{name}.weight": network.get_submodule(name).weight.detach() for name in linear}
@@ -90,7 +90,7 @@ def test_only_matrices_inside_layers_are_rounded_and_come_back_bit_by_bit(norm: 
 def test_the_network_comes_back_when_an_evaluation_fails() -> None:
     network = build(cell_of(norm="pre").model, seed=3)
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
-    with pytest.raises(RuntimeError, match="out of memory"), quantised(network, 4):
+    with pytest.raises(RuntimeError, match="out of memory"), quantised(network.model.blocks(), 4):
         raise RuntimeError("out of memory")
     assert {type(module) for module in network.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
     assert all(torch.equal(weight, before[name]) for name, weight in network.state_dict().items())
@@ -106,7 +106,7 @@ def test_the_network_with_its_gates_folded_loses_the_same(norm: str) -> None:
     tokens = torch.arange(30).reshape(2, 15)
 
     def loss(of: Llama) -> torch.Tensor:
-        with quantised(of, 3):
+        with quantised(of.model.blocks(), 3):
             return of(tokens)
 
     assert not torch.allclose(loss(network), network(tokens), rtol=1e-3)

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
 from gpas_cli.extensions.layers.removal import Subject
 from gpas_cli.extensions.layers.run import subject_of
 from gpas_cli.extensions.quantised.stage import PERPLEXITY, RISE, UNQUANTISED, Quantised
-from gpas_cli.model.llama import Llama
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.worker.stages.context import StageContext
@@ -58,14 +59,19 @@ class _Rounded(nn.Module):
 
 
 @contextmanager
-def quantised(network: Llama, bits: int) -> Iterator[None]:
+def quantised(layers: Sequence[nn.Module], bits: int) -> Iterator[None]:
     """Round the matrices of attention and feed-forward networks to `bits` bits inside the context.
 
     Each is rounded when it is used, so that memory holds the network and one matrix more, and the parameters stay as
-    they are.
+    they are. Raises GpasError for layers with matrices of another kind, such as GPT-2's.
     """
-    inside = [module for block in network.model.blocks() for module in block.modules()]
+    inside = [module for layer in layers for module in layer.modules()]
     matrices = [module for module in inside if isinstance(module, nn.Linear)]
+    every = sum(weight.dim() > 1 for layer in layers for weight in layer.parameters())
+    if every != len(matrices):
+        raise GpasError(
+            f"{every - len(matrices)} of {every} matrices of its layers are not nn.Linear, and are not rounded"
+        )
     try:
         for matrix in matrices:
             parametrize.register_parametrization(matrix, "weight", _Rounded(bits))
@@ -91,7 +97,8 @@ def measure_quantised(
     """
     began = time.perf_counter()
     network = subject.network
-    assert isinstance(network, Llama)
+    if isinstance(network, ForeignNetwork) and not network.predicts:
+        raise GpasError(f"{subject.name} has no head for the next token, and so no perplexity")
     text = " ".join(one[:_DIGITS] for one in subject.text.split())
     same = (PERPLEXITY, subject.name, text)
     known = {one.task: one.value for one in earlier if (one.metric, one.checkpoint, one.task_version) == same}
@@ -101,7 +108,7 @@ def measure_quantised(
             continue
         if leave := stop():
             return Outcome(leave, len(known))
-        with quantised(network, bits) if bits else nullcontext():
+        with quantised(subject.blocks.layers, bits) if bits else nullcontext():
             found = evaluate(
                 network, subject.batches, subject.precision, subject.bytes_per_token, micro_batch=subject.rows
             )

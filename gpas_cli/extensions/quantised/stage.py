@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem
+from gpas_cli.extensions.layers.stage import LayerStatistics
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.section import Section, Tiny
 from gpas_cli.spec.stage import Metric, StageKind
 
 PERPLEXITY, RISE = "quantised_perplexity", "quantised_rise"
@@ -18,14 +18,15 @@ UNQUANTISED = "unquantised"  # the measurement with the weights as they are
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantised(Section):
+class Quantised(LayerStatistics):
     """The validation perplexity over `eval_tokens` tokens with the matrices of attention and feed-forward networks
     rounded to integers of `bits` bits each, symmetric, with one scale for each output channel. Embeddings, head, norms,
     biases and gates are not rounded.
+
+    text, max_length: of a network that was not trained here, as for `layers`.
     """
 
     bits: tuple[int, ...] = setting((8, 4), low=2, high=8)
-    eval_tokens: int = setting(20_000, low=1)
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,10 +52,6 @@ class Quantised(Section):
         own = {PERPLEXITY: tuple(self.widths), RISE: tuple(self.widths)[1:]}
         return own.get(metric, ())
 
-    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
-        """Return settings of less text."""
-        return {"eval_tokens": tiny.eval_tokens}
-
 
 def _tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of one evaluation for each number of bits, and one without rounding."""
@@ -66,6 +63,7 @@ QUANTISED = StageKind(
     name="quantised",
     parameters=Quantised,
     columns="bits",
+    of_networks=True,
     before="translation",
     cost=_tokens,
     runner="gpas_cli.extensions.quantised.rounding:run",
