@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import windows
 from gpas_cli.evaluate.likelihood import Report, Request, Scorer
 from gpas_cli.evaluate.tasks import NothingFits
 
@@ -98,17 +98,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         spans: list[slice] = []
         for instance in requests:
             (text,) = instance.args
-            windows = map(
-                make_disjoint_window,
-                get_rolling_token_windows(
-                    token_list=self.tok_encode(text, add_special_tokens=False),
-                    prefix_token=self.prefix_token_id,
-                    max_seq_len=self.scorer.max_length,
-                    context_len=1,
-                ),
-            )
+            tokens = (self.prefix_token_id, *self.tok_encode(text, add_special_tokens=False))
             start = len(asked)
-            asked.extend(Request(tuple(context), tuple(continuation)) for context, continuation in windows)
+            asked.extend(windows(tokens, self.scorer.max_length))
             spans.append(slice(start, len(asked)))
         totals = [one.total for one in self.scorer.score(asked, self.progress)]
         return [math.fsum(totals[span]) for span in spans]
