@@ -90,18 +90,22 @@ def choices_scorer(
     Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
     NothingFits if no question is left.
     """
-    asked = [(question, _requests_of(question, tokenizer)) for question in task.questions()[:limit]]
-    fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
+    asked = [(number, one, _requests_of(one, tokenizer)) for number, one in enumerate(task.questions()[:limit])]
+    fitting = [one for one in asked if all(map(scorer.fits, one[2]))]
     if not fitting:
         raise NothingFits(len(asked), scorer.max_length)
 
     def score(progress: Report | None = None) -> list[Score]:
-        likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress))
+        likelihoods = iter(scorer.score([request for *_, own in fitting for request in own], progress))
         right = {"acc": list[bool](), "acc_norm": list[bool]()}
-        for question, own in fitting:
+        for number, question, own in fitting:
             mine = list(islice(likelihoods, len(own)))
             right["acc"].append(_chosen(question, mine, by_length=False) == question.answer)
             right["acc_norm"].append(_chosen(question, mine, by_length=True) == question.answer)
+            if scorer.samples is not None:
+                found = [(one.total, one.greedy) for one in mine]
+                hits = {metric: float(own_hits[-1]) for metric, own_hits in right.items()}
+                scorer.samples.append({"doc_id": number, "target": question.answer, "filtered_resps": found, **hits})
         values = {metric: (sum(hits) / len(hits), standard_error(hits)) for metric, hits in right.items()}
         if len(fitting) < len(asked):
             values[SKIPPED] = (len(asked) - len(fitting), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,6 +135,8 @@ class Scorer:
         self.stop = stop
         self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
         self.truncated = 0
+        # What tasks found for each question, as lm-evaluation-harness logs it; None: not kept.
+        self.samples: list[dict[str, Any]] | None = None
 
     def score(self, requests: Sequence[Request], progress: Report | None = None) -> list[Likelihood]:
         """Return the likelihoods of `requests`, in their order.

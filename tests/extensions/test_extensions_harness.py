@@ -149,7 +149,7 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
 @needs_harness
 def test_accuracy_is_that_of_the_likeliest_choice(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scorer, tokenizer = ours
-    right, right_by_length = 0, 0
+    right, right_by_length, logs = 0, 0, []
     for line in (folder / "arc_easy.jsonl").read_text().splitlines():
         document = json.loads(line)
         choices = document["choices"]["text"]
@@ -160,7 +160,13 @@ def test_accuracy_is_that_of_the_likeliest_choice(ours: tuple[Scorer, Tokenizer]
         answer = "ABCD".index(document["answerKey"])
         right += totals.index(max(totals)) == answer
         right_by_length += by_length.index(max(by_length)) == answer
+        logs.append(([pytest.approx(total, rel=1e-5) for total in totals], answer))
+    scorer.samples = []
     scores = {score.metric: score.value for score in score_local("arc_easy", scorer, tokenizer, folder)}
+    samples, scorer.samples = scorer.samples, None
+    assert [([total for total, _ in one["filtered_resps"]], one["target"]) for one in samples] == logs
+    assert sum(one["acc"] for one in samples) == right
+    assert [one["doc_id"] for one in samples] == list(range(COUNT))
     assert scores == {"acc": pytest.approx(right / COUNT), "acc_norm": pytest.approx(right_by_length / COUNT)}
 
 

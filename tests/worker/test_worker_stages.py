@@ -254,6 +254,12 @@ def test_every_task_is_scored_once_and_the_metrics_are_percentages(project: Proj
     assert outcome.metrics["accuracy/average"] == pytest.approx(sum(accuracies) / 3)
     places = [event.place for event in events(attempt, Scoring)]
     assert list(dict.fromkeys(places)) == [1, 2, 3]
+    for task in project.tasks:
+        samples = [json.loads(line) for line in (attempt.path / f"samples/{task}.jsonl").read_text().splitlines()]
+        assert sum(one["acc"] for one in samples) == pytest.approx(12 * float(found[task].value))
+        for one in samples:
+            totals = [total for total, _ in one["filtered_resps"]]
+            assert one["acc"] == (totals.index(max(totals)) == one["target"])
 
 
 def test_an_overlong_choice_costs_its_question_not_the_stage(project: Project) -> None:

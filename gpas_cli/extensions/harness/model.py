@@ -34,14 +34,14 @@ def evaluate_fitting(model: HarnessModel, loaded: Any, limit: int | None, **opti
     Raises NothingFits if no document of a task is left.
     """
     try:
-        return evaluate(model, loaded, limit=limit, log_samples=False, **options), {}
+        return evaluate(model, loaded, limit=limit, **options), {}
     except _ChoicesTooLong as error:
         skipped = error.documents
     sizes = {name: min(len(task.eval_docs), limit or sys.maxsize) for name, task in loaded["tasks"].items()}
     fitting = {name: sorted({*range(size)} - skipped.get(name, set())) for name, size in sizes.items()}
     if not all(fitting.values()):
         raise NothingFits(sum(sizes.values()), model.scorer.max_length)
-    found = evaluate(model, loaded, samples=fitting, log_samples=False, **options)
+    found = evaluate(model, loaded, samples=fitting, **options)
     return found, {name: len(numbers) for name, numbers in skipped.items()}
 
 

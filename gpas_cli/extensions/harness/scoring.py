@@ -89,7 +89,12 @@ def official_scorer(
             for each in loaded["tasks"].values():
                 each.set_fewshot_seed(seed=_FEWSHOT_SEED)
             model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None)
-            found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
+            kept = scorer.samples is not None
+            found, skipped = evaluate_fitting(
+                model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES, log_samples=kept
+            )
+            if scorer.samples is not None:
+                scorer.samples += _samples(found["samples"])
         return _scores(task, shots, found, skipped)
 
     return score
@@ -115,6 +120,14 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
         # `datasets`, the hub and the disk raise many classes of exceptions here.
         raise TaskUnavailable(unavailable(f"cannot load the documents of {task}", error)) from error
     return loaded
+
+
+def _samples(logged: Mapping[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield what the harness logs of each question, without its texts."""
+    for task, samples in logged.items():
+        for one in samples:
+            names = ("doc_id", "doc_hash", "target", "filtered_resps", *one["metrics"])
+            yield {"task": task, **{name: one[name] for name in names}}
 
 
 def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[Score]:

@@ -137,6 +137,7 @@ def _print(done: ExternalScores, section: Downstream) -> None:
     say(scores_table(done.scores, averages, done.name))
     for text in skipped_notes(done.scores):
         say(text, style="yellow")
-    say(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
+    each = ", each question in samples/" if (done.directory / "samples").is_dir() else ""
+    say(f"recorded in {done.directory}{each}" if done.outcome else "all were recorded earlier", style="dim")
     if reason := _reason(done):
         say(reason, style="yellow")

@@ -1,5 +1,6 @@
 """The stages that measure a trained network: tasks, texts, translations."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
 _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
+_SAMPLES = "samples"  # the folder of an attempt with what was found for each question
 
 
 @dataclass(kw_only=True)
@@ -110,6 +112,9 @@ class ScoreSheet:
 def run_downstream(stage: StageContext) -> Outcome:
     """Score the trained network at each task that no earlier attempt has scored.
 
+    The folder `samples` of the attempt has a file for each task of likelihoods: a line for each question with its right
+    choice, log p of each choice and whether it is the likeliest text, and the hits, as lm-evaluation-harness logs them.
+
     Scores that another stage measured with the same settings are taken over: grids may share some of their tasks.
     A task whose questions are unavailable does not stop the others. The outcome is then `interrupted`, with the reason:
     the next `gpas run` scores what is missing.
@@ -119,8 +124,16 @@ def run_downstream(stage: StageContext) -> Outcome:
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
 
+    folder = stage.directory.path / _SAMPLES
+
     def score(task: str, report: Report) -> list[Score]:
-        return score_task(task, section, scorer, tokenizer, stage.root, report)
+        scorer.samples = []
+        found = score_task(task, section, scorer, tokenizer, stage.root, report)
+        if lines := [json.dumps(one, default=str, ensure_ascii=False) for one in scorer.samples]:
+            folder.mkdir(exist_ok=True)
+            text = "".join(f"{line}\n" for line in lines)
+            replace_file(folder / f"{task.replace('/', '_')}.jsonl", text, durable=False)
+        return found
 
     outcome = sheet.complete(score, scorer, lambda values: metrics_of(values, section.tasks))
     return with_tokens(stage, outcome, tokenizer)
