@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.file_systems import existing
 from gpas_cli.files import open_regular
 from gpas_cli.permissions import explain, user_name
 from gpas_cli.state import locks
@@ -27,6 +28,7 @@ from gpas_cli.store import owner
 from gpas_cli.store.records import AttemptRecord, Imported
 from gpas_cli.store.rundir import AttemptDir, all_stages, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import copy_snapshot
+from gpas_cli.words import byte_size
 
 RECORD = "imported.json"
 _CHECKPOINTS = "checkpoints"
@@ -119,8 +121,13 @@ class Merge:
             number=attempt.number,
         )
 
+        files = list(_files(attempt.path, self.checkpoints))
+        size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(existing(self.runs)).free
+        if size > free:  # a sparse file may be as large as it likes
+            raise StoreError(f"{attempt.path} has {byte_size(size)}, and {byte_size(free)} are free")
+
         def fill(aside: Path) -> None:
-            for path in _files(attempt.path, self.checkpoints):
+            for path in files:
                 target = aside / path.relative_to(attempt.path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)

@@ -84,6 +84,15 @@ def test_a_tree_without_an_end_is_copied_to_a_depth(face: Face) -> None:
     assert [path.relative_to(copied.path).as_posix() for path in copied.path.rglob("file")] == ["d/d/file"]
 
 
+def test_a_file_without_blocks_that_is_larger_than_the_disk_is_not_copied(face: Face) -> None:
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    (done.path / "huge").touch()
+    os.truncate(done.path / "huge", 2**42)
+    there = other_project(face)
+    assert "has 4.4 TB, and " in face("db", "merge", str(there), expect=4).out
+    assert attempts(face.runs, done.key) == []
+
+
 def test_a_result_that_is_here_is_kept_and_compared(face: Face) -> None:
     face.ended("pre-s1", "done", 8.0)
     face.ended("pre-s2", "done", 4.0)
