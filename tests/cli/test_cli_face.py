@@ -94,7 +94,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; valid: 0.0015, 0.001"),
         (("table", "--where", "optim.lrr=1"), "no axis or field 'optim.lrr'; did you mean 'optim.lr'?"),
         (("explain", "mix-gpas-s9"), "mix-gpas-s"),
-        (("table", "--format", "latx"), "did you mean 'latex'?"),
+        (("table", "--format", "latx"), "'markdown', 'latex', 'html'"),
         (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
         (("figure", "--what", "gates"), "did you mean 'gate'?"),
         (("run", "grid", "--executor", "slurm"), "SLURM is not available"),

@@ -132,7 +132,10 @@ def test_a_papers_own_layout_has_the_column(face: Face, tmp_path: Path) -> None:
     made = face("table", "gpas:2", "--json").json
     Draft202012Validator(json_schema(PaperTablesJson, closed=True)).validate(made)
     assert made["tables"][0]["columns"][0]["contributors"] == ["Ada Lovelace"]
-    assert "| 71M | contributed by Ada Lovelace | GPAS paper |" in face("table", "gpas:2", "-f", "markdown").out
+    assert (
+        "| 71M ours, their average | contributed by Ada Lovelace | GPAS paper |"
+        in face("table", "gpas:2", "-f", "markdown").out
+    )
     assert "| LNS | missing | 30.00 \\[1/2 seeds] |" in face("table", "two", "--paper", "-f", "markdown").out
 
 

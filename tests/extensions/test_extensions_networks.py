@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_network_is_named(network: PinnedNetwork, problem: 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "needs a stage that measures it: downstream, texts, importance, layers"),
+        ({}, "needs a stage that measures it: downstream, texts, importance, quantised, layers"),
         ({"finetune": {}, **STAGE}, "finetune: is not for networks that were not trained here"),
         ({"importance": {}}, "importance.text: is required: the text on which the network is measured"),
         ({"network": {"hf": "a/b", "revision": "main"}, **STAGE}, "'main' is not a commit (40 hex digits)"),

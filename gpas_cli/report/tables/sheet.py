@@ -107,7 +107,7 @@ class Sheet:
 
         short: those that a reader must not miss, in at most as many lines, `width` characters wide, as the table has.
         """
-        lines = {"all": len(self.notes) * width, "none": 0}.get(which, len(self.texts(PLAIN)))
+        lines = {"all": len(self.notes) * width, "none": 0}.get(which, len(self.texts(PLAIN)) + _AROUND)
         room = width - max(map(len, THEMES)) - 3  # beside the columns before the text, as `_notes` draws them
         chosen = []
         for note in sorted(self.notes, key=lambda note: _URGENCY.index(note.kind)):
@@ -177,6 +177,7 @@ def _split(
 
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
 _STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
+_AROUND = 4  # lines of a table in a terminal besides its texts: title, rule, and two that are empty
 _SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
 _NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
 
