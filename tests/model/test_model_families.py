@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.extensions.layers.blocks import Removed, own_blocks
 from gpas_cli.model.attention import Visible
+from gpas_cli.model.layers import RMSNorm
 from gpas_cli.model.llama import Block, Llama, build
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.cost import parameters
@@ -145,6 +146,13 @@ def test_two_matrix_feed_forward_networks(ffn: str) -> None:
     x = torch.randn(3, 16, dtype=torch.float64)
     act = {"gelu": lambda v: F.gelu(v, approximate="tanh"), "relu": torch.relu, "silu": F.silu}[ffn]
     torch.testing.assert_close(mlp(x), act(x @ mlp.up_proj.weight.T) @ mlp.down_proj.weight.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_returns_the_dtype_of_its_input(dtype: torch.dtype) -> None:
+    """As in mixed precision, where the stream may be bfloat16 and the weight float32."""
+    norm = RMSNorm(8, 1e-6)
+    assert norm(torch.ones(2, 8, dtype=dtype)).dtype == dtype
 
 
 def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:
