@@ -63,7 +63,7 @@ _Format = Annotated[
 ]
 _Notes = Annotated[
     Literal["short", "all", "none"] | None,
-    typer.Option("--notes", help="Notes below the table; by default short in a terminal, else all."),
+    typer.Option("--notes", help="Notes below the table; by default short, in other formats than rich all."),
 ]
 
 
