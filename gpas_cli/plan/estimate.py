@@ -226,7 +226,7 @@ def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None
 
 def cpu_seconds(cell: Cell, machine: ThisMachine, resources: Resources) -> float:
     """Return about how long one process's part of an update of `cell` takes on this machine's CPU."""
-    tokens = max(1, cell.optim.batch // resources.processes) * cell.data.length
+    tokens = cell.optim.share(resources.processes) * cell.data.length
     flops = _ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process)
     return tokens * whole_flops_per_token(cell) / flops
 

@@ -369,6 +369,10 @@ class Optim:
         """The number of rows in each mean of an update."""
         return self.mean_rows or self.batch
 
+    def share(self, processes: int) -> int:
+        """Return how many rows of an update each of so many processes computes."""
+        return max(1, self.batch // processes)
+
     def rows_of_mean(self, processes: int) -> int:
         """Return how many rows of a mean one process computes: all of them if every process can compute whole means."""
         means = self.batch // self.rows_per_mean

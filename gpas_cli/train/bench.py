@@ -108,8 +108,8 @@ def measure(
     notify("building the network")
     measured = replace(cell, depth=Depth())
     if processes > 1:
-        batch = max(1, cell.optim.batch // processes)
-        measured = replace(measured, optim=replace(cell.optim, batch=batch, mean_rows=0))
+        optim = replace(cell.optim, batch=cell.optim.share(processes), mean_rows=0)
+        measured = replace(measured, optim=optim)
     loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
     settle_matmul(cell, loop)
     for number in range(WARMUP_UPDATES):

@@ -89,6 +89,6 @@ def _share(one: Bench) -> str:
     processes = one.facts["processes"]
     if processes == 1:
         return ""
-    batch = one.job.cell.optim.batch
-    rows = f"{max(1, batch // processes)} of {batch} rows of each update"
+    optim = one.job.cell.optim
+    rows = f"{optim.share(processes)} of {optim.batch} rows of each update"
     return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds of one device"

@@ -15,7 +15,6 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_grid
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.extensions.claims.appendix import appendix as write_appendix
 from gpas_cli.extensions.claims.declared import select_claims, tuned_claims, undeclared_claims
 from gpas_cli.extensions.claims.evaluate import SIGN, evaluate
 from gpas_cli.extensions.claims.options import Tuned, complete_claim
@@ -78,8 +77,10 @@ def claims(
         chosen = tuned_claims(experiments(), chosen)
     verdicts = _verdicts(chosen) if chosen else []
     if appendix:
+        from gpas_cli.extensions.claims.appendix import appendix as text_of  # and jinja2, which verdicts do without
+
         described = ((one, _source_text(one.claim), [*map(_tolerance, one.parts)]) for one in verdicts)
-        replace_file(appendix, write_appendix(project(), described, price).encode())
+        replace_file(appendix, text_of(project(), described, price).encode())
         say(f"Wrote {appendix}: {count(len(verdicts), 'claim')}.")
         return
     if as_json:

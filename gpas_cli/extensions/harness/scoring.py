@@ -89,12 +89,12 @@ def official_scorer(
             for each in loaded["tasks"].values():
                 each.set_fewshot_seed(seed=_FEWSHOT_SEED)
             model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None)
-            kept = scorer.samples is not None
+            kept = scorer.samples
             found, skipped = evaluate_fitting(
-                model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES, log_samples=kept
+                model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES, log_samples=kept is not None
             )
-            if scorer.samples is not None:
-                scorer.samples += _samples(found["samples"])
+            if kept is not None:
+                kept.extend(_samples(found["samples"]))
         return _scores(task, shots, found, skipped)
 
     return score

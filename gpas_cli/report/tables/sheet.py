@@ -107,11 +107,13 @@ class Sheet:
 
         short: those that a reader must not miss, in at most as many lines, `width` characters wide, as the table has.
         """
-        lines = {"all": len(self.notes) * width, "none": 0}.get(which, len(self.texts(PLAIN)) + _AROUND)
-        room = width - max(map(len, THEMES)) - 3  # beside the columns before the text, as `_notes` draws them
+        if which != "short":
+            return self if which == "all" else replace(self, notes=())
+        console, lines = Console(), len(self.texts(PLAIN)) + _AROUND
+        room = max(1, width - max(map(len, THEMES)) - 3)  # beside the columns before the text, as `_notes` draws them
         chosen = []
         for note in sorted(self.notes, key=lambda note: _URGENCY.index(note.kind)):
-            own = len(Text(note.brief or note.text).wrap(Console(), room))
+            own = len(Text(note.brief or note.text).wrap(console, room))
             if own <= lines:
                 chosen.append(note)
                 lines -= own

@@ -359,10 +359,8 @@ def with_declared(frame: Frame, declared: Metric, states: States, results: Resul
     for j, column in enumerate(compared.columns):
         columns.append((compared, j, column.title))
         if any(row.cells[j].statuses for row in other.rows):
-            title = (
-                f"{column.title} ours, {declared.title}" if compared.printed else f"{column.title}, {declared.heading}"
-            )
-            columns.append((other, j, title))
+            what = f" ours, {declared.title}" if compared.printed else f", {declared.heading}"
+            columns.append((other, j, f"{column.title}{what}"))
     corner = compared.corner if compared.printed else compared.corner or compared.metric.title
     return replace(side_by_side(columns), corner=corner)
 

@@ -28,7 +28,6 @@ from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
 _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
-_SAMPLES = "samples"  # the folder of an attempt with what was found for each question
 
 
 @dataclass(kw_only=True)
@@ -124,19 +123,23 @@ def run_downstream(stage: StageContext) -> Outcome:
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
 
-    folder = stage.directory.path / _SAMPLES
-
     def score(task: str, report: Report) -> list[Score]:
         scorer.samples = []
         found = score_task(task, section, scorer, tokenizer, stage.root, report)
-        if lines := [json.dumps(one, default=str, ensure_ascii=False) for one in scorer.samples]:
-            folder.mkdir(exist_ok=True)
-            text = "".join(f"{line}\n" for line in lines)
-            replace_file(folder / f"{task.replace('/', '_')}.jsonl", text, durable=False)
+        if scorer.samples:
+            lines = [json.dumps(one, default=str, ensure_ascii=False) for one in scorer.samples]
+            _keep(stage, "samples", f"{task.replace('/', '_')}.jsonl", lines)
         return found
 
     outcome = sheet.complete(score, scorer, lambda values: metrics_of(values, section.tasks))
     return with_tokens(stage, outcome, tokenizer)
+
+
+def _keep(stage: StageContext, folder: str, name: str, lines: Sequence[str]) -> None:
+    """Write a file of these lines into a folder of the attempt."""
+    place = stage.directory.path / folder
+    place.mkdir(exist_ok=True)
+    replace_file(place / name, "".join(f"{line}\n" for line in lines), durable=False)
 
 
 def with_tokens(stage: StageContext, outcome: Outcome, tokenizer: Tokenizer) -> Outcome:
@@ -233,9 +236,6 @@ def run_texts(stage: StageContext) -> Outcome:
     return with_tokens(stage, outcome, tokenizer)
 
 
-_TRANSLATIONS = "translations"  # the folder of an attempt that keeps them
-
-
 def run_translation(stage: StageContext) -> Outcome:
     """Translate and score each test set that no earlier attempt has scored with this network.
 
@@ -249,14 +249,12 @@ def run_translation(stage: StageContext) -> Outcome:
     longest = stage.cell.model.family.row_length(stage.cell.data.length)
     translations = Translations(loaded.network, loaded.precision, tokenizer, section, longest)
     tests = {text_name(test): (test, penalty) for test, penalty in zip(section.tests, section.penalties, strict=True)}
-    folder = stage.directory.path / _TRANSLATIONS
 
     def score(label: str, report: Report) -> list[Score]:
         test, penalty = tests[label]
         found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
         texts = translations.of(found.sources, penalty, report, lambda: stage.stop() is not None)
-        folder.mkdir(exist_ok=True)
-        replace_file(folder / f"{label}.txt", "".join(f"{text}\n" for text in texts), durable=False)
+        _keep(stage, "translations", f"{label}.txt", texts)
         value, signature = bleu(texts, found)
         return [Score(label, BLEU, value, len(texts), None, found.version, f"sacrebleu {signature}")]
 
