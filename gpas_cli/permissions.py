@@ -18,6 +18,13 @@ _REMEDIES = {
     errno.EROFS: "name a file elsewhere; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB do so for runs, cache and database",
 }
 
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+
+
+def no_disk(error: BaseException | None) -> bool:
+    """Return whether a disk is full, read-only or failing. That is a fault of the machine, so the job is retried."""
+    return isinstance(error, OSError) and error.errno in _DISK
+
 
 def explain(error: Exception) -> str:
     """Return the message of `error`, without its number, with the whole path of the file or folder.

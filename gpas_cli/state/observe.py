@@ -41,7 +41,9 @@ def cell_statuses(
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     for place, state in enumerate(states if jobs else ()):
         if state.job is None and state.state in ALIVE:
-            states[place] = replace(state, job=alive.job_of(read_claim(runs, state.key)))
+            job = alive.job_of(read_claim(runs, state.key))
+            evidence = f"{job}; {state.evidence}" if job and job.suspended else state.evidence
+            states[place] = replace(state, job=job, evidence=evidence)
     return states
 
 

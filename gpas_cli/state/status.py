@@ -165,6 +165,11 @@ class SchedulerJob:
         return ""
 
     @property
+    def suspended(self) -> bool:
+        """Whether the job's processes exist, but do not run."""
+        return False
+
+    @property
     def in_line(self) -> str:
         """The position as text, such as "4th of 31 in low"; "" if it has none."""
         return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""

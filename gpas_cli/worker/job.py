@@ -15,7 +15,6 @@ if __name__ == "__main__":
     # Until its own handlers are installed, a job that is signalled ends at once, without a traceback from its imports.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import errno
 import gc
 import os
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Event, Outcome, Started
-from gpas_cli.permissions import advise
+from gpas_cli.permissions import advise, no_disk
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.attempt import JobExit
@@ -39,7 +38,6 @@ from gpas_cli.worker import ranks
 from gpas_cli.worker.ranks import ALONE, RENDEZVOUS, RankEnv, outlive_log, place
 from gpas_cli.worker.stages.context import StageContext, runner
 
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -92,7 +90,7 @@ def _run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     try:
         outcome = _run_stage(run)
     except GpasError as error:
-        outcome = Outcome("interrupted" if _no_disk(error.__cause__) else "failed", cause=str(error))
+        outcome = Outcome("interrupted" if no_disk(error.__cause__) else "failed", cause=str(error))
     except Exception as error:
         traceback.print_exc()
         outcome = _outcome_of(run, error)
@@ -135,7 +133,7 @@ class _AttemptProcess:
 def _outcome_of(run: _AttemptProcess, error: Exception) -> Outcome:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {advise(error)}"
-    if _no_disk(error):
+    if no_disk(error):
         return Outcome("interrupted", cause=cause)
     if run.place.size == 1:
         return Outcome("failed", cause=cause)
@@ -146,11 +144,6 @@ def _outcome_of(run: _AttemptProcess, error: Exception) -> Outcome:
     if run.place.rank == 0 and (failure := ranks.recorded_failure(run.directory, patience=2)):
         return Outcome("failed", cause=failure)
     return Outcome("interrupted", cause=ranks.LOST_PEER)
-
-
-def _no_disk(error: BaseException | None) -> bool:
-    """Return whether a disk is full, read-only or failing. That is a fault of the machine, so the job is retried."""
-    return isinstance(error, OSError) and error.errno in _DISK
 
 
 def _close(journal: Journal, outcome: Outcome) -> int:

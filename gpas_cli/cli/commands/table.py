@@ -24,7 +24,7 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import has_labels
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
+from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics, with_bits_per_byte
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
@@ -123,7 +123,7 @@ def table(
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
         spec = spec if paper else replace(spec, published={})
-        made.append(_make(spec, chosen, value or (), form, others=paper and not missing))
+        made.append(_make(spec, chosen, value or with_bits_per_byte(spec, chosen), form, others=paper and not missing))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:

@@ -27,7 +27,7 @@ _SIGNIFICANT = 0.05
 _MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 _NAMED = 3  # cells in one note
 _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-span"}  # by objective
-_TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
+_TOKENIZERS = "tokenizers, whose losses compare in bits per byte alone"
 _DIGEST = 12  # hex digits of a version or a text
 _NOTHING = TableCell()
 

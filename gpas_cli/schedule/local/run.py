@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.permissions import advise
+from gpas_cli.permissions import advise, no_disk
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
@@ -167,10 +167,9 @@ class LocalRun:
             return True
         if step not in (Step.AGAIN, Step.REDUCE):
             return False
-        how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
         why = f"ran out of memory; it starts again with {rows} rows at a time"
         if not rows:
-            why = f"was killed ({how}); it starts again"
+            why = f"{_how_it_ended(task, status)}; it starts again"
         task.phase = "waiting"
         task.status = status
         task.process = None
@@ -243,7 +242,8 @@ class LocalRun:
                 task.process = self._spawner.start(task.job, lease, reduce=ran_out_of_memory(task.status))
         except OSError as error:
             cause = f"could not be started: {advise(error)}"
-            self._end(task, StageStatus(state="failed", evidence="this run", cause=cause))
+            state = "interrupted" if no_disk(error) else "failed"
+            self._end(task, StageStatus(state=state, evidence="this run", cause=cause))
             return False
         finally:
             lease.close()
@@ -306,6 +306,14 @@ class LocalRun:
     def _refresh(self) -> None:
         if problem := self.request.ingest():
             self._reporter.notice(problem)
+
+
+def _how_it_ended(task: _StageRun, status: StageStatus) -> str:
+    code = task.process.child.returncode if task.process else 0
+    number = status.signal or max(0, -code)
+    if number or status.cause:
+        return f"was killed ({f'signal {number}' if number else status.cause})"
+    return f"ended with code {code}, which could not be recorded"
 
 
 def _reason(task: _StageRun) -> str:

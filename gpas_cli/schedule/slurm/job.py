@@ -11,9 +11,10 @@ _WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+_SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 NEVER = "DependencyNeverSatisfied"  # a pending reason
 # Has processes, or may have some. COMPLETING may become PENDING again.
-_AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+_AT_WORK = _SUSPENDED | {"RUNNING", "COMPLETING", "SIGNALING", "RESIZING", "STAGE_OUT"}
 # Caused by the machine, not by the job, which is run again.
 INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
 MEMORY = "OUT_OF_MEMORY"
@@ -61,6 +62,10 @@ class Job(SchedulerJob):
     @property
     def pending(self) -> bool:
         return self.state in _WAITING
+
+    @property
+    def suspended(self) -> bool:
+        return self.state in _SUSPENDED
 
     @property
     def held(self) -> str:

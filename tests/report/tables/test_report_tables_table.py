@@ -417,7 +417,7 @@ def test_perplexities_of_different_tokenizers_are_noted_and_bits_per_byte_are_no
     entries = [entry("pre"), entry("mix", data={"source": "c4", "tokenizer": "bpe"})]
     results = result(entries[0], 1.0) | result(entries[1], 2.0)
     shown = note(build(entries, {}, results, spec()), "mixture")
-    assert "compare in bits per byte (`--value bits_per_byte`): bpe of 32,000 ids (1), t5 of 32,000 ids (1)" in shown
+    assert "compare in bits per byte alone: bpe of 32,000 ids (1), t5 of 32,000 ids (1)" in shown
     results = {key: replace(one, metrics={"bits_per_byte": 1.0}) for key, one in results.items()}
     assert "tokenizers" not in note(build(entries, {}, results, spec(value="bits_per_byte")), "mixture")
 

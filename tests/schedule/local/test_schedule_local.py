@@ -222,7 +222,9 @@ def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeyp
     assert set(notices.heard) == ({answer} if answer else set())
 
 
-def test_an_attempt_without_directory_fails_its_cell(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_interrupts_the_cell_that_it_keeps_from_starting(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpas_cli.schedule.local import process
 
     create: Callable[..., AttemptDir] = process.create_attempt
@@ -234,8 +236,8 @@ def test_an_attempt_without_directory_fails_its_cell(project: Project, monkeypat
 
     monkeypatch.setattr(process, "create_attempt", full)
     summary = run(project, entry("done", 1), entry("done", 2))
-    assert states(summary) == {"failed": ["done-1"], "done": ["done-2"]}
-    assert "No space left" in summary.failed[0].reason
+    assert states(summary) == {"interrupted": ["done-1"], "done": ["done-2"]}
+    assert "No space left" in summary.interrupted[0].reason
 
 
 def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) -> None:

@@ -92,6 +92,7 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Clu
     cluster.run("scontrol", "suspend", job)
     wait(lambda: "SUSPENDED" in toy.queue().values())
     assert toy.states() == {"pre-gpas-s1": "running"}
+    assert f"SLURM {job} SUSPENDED on n" in toy("status").out
     toy.edit("seed: [1]", "seed: [1, 2]")
     assert "1 job submitted, 1 already queued or running" in toy.submit()
     assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
