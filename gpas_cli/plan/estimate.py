@@ -179,7 +179,7 @@ def _longest(works: Sequence[Work]) -> float:
     """Return the hours until the last job ends if each starts when its parents end. `works` lists parents first."""
     ends: dict[str, float] = {}
     for work in works:
-        ends[work.job.key] = work.hours + max((ends.get(parent, 0.0) for parent in work.job.parents), default=0.0)
+        ends[work.job.key] = work.hours + max((ends.get(parent, 0.0) for parent in work.job.before), default=0.0)
     return max(ends.values(), default=0.0)
 
 

@@ -25,8 +25,9 @@ from gpas_cli.plan.costs import (
 )
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.machine import Cluster, Machine
-from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob, chain_keys
 from gpas_cli.plan.texts import Texts
+from gpas_cli.plan.trunks import jobs_of
 from gpas_cli.project import Project
 from gpas_cli.spec.model import Size
 from gpas_cli.spec.run import Resources
@@ -161,7 +162,7 @@ def plan(
     `prepare` adds the jobs that must run before others (`plan.texts.with_texts`).
     """
     machine = machine or machines.machine()
-    jobs = stage_jobs(entries)
+    jobs = jobs_of(runs, entries)
     seen = observe_all(runs, jobs)
     wanted = CLAIMABLE | frozenset(retry)
     needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
@@ -173,6 +174,7 @@ def plan(
         if not _refusal(machine, job.resources, job.kind) and not texts.missing(job.cell)
     }
     resume = {key: step for key in needed if seen[key].attempt is not None and (step := resumable(runs, key))}
+    starts = {key: job.trunk.update for key, job in needed.items() if job.trunk}
     rows = [
         _row(state, fitting, resume, _first_refusal(machine, state.entry, seen), texts)
         for state in cell_statuses(runs, entries, seen=dict(seen))
@@ -185,7 +187,7 @@ def plan(
         stages=Counter(status.state for status in seen.values()),
         uses=sum(len(chain_keys(entry.cell)) for entry in entries),
         jobs=tuple(jobs_to_start),
-        estimate=estimate(runs, fitting.values(), machine, resume, texts.sized),
+        estimate=estimate(runs, fitting.values(), machine, starts | resume, texts.sized),
         machine=machine,
         storage=storage(project, [*needed.values()], machine, texts.sized) if project else Storage(),
         startable=len(fitting) == len(needed),
@@ -228,7 +230,7 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
 
 def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
     """Return whether every prerequisite of the stage has a result or may still get one."""
-    return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
+    return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.before)
 
 
 def _row(

@@ -10,7 +10,7 @@ from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.data import TextDemand
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.store.records import StageRecord
+from gpas_cli.store.records import StageRecord, Trunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class StageJob:
     text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.texts`)
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
     again: str = ""  # what its next attempt has more of, "" for the same as before
+    trunk: Trunk | None = None  # the training whose last checkpoint it starts from (`plan.trunks`)
     demand: TextDemand | None = None  # the text that a tokenising job prepares, None for other jobs
 
     @property
@@ -38,9 +39,14 @@ class StageJob:
         return f"{self.grid}/{self.name}"
 
     @property
+    def before(self) -> tuple[str, ...]:
+        """The keys of the stages that this one builds on."""
+        return (*self.parents, self.trunk.key) if self.trunk else self.parents
+
+    @property
     def after(self) -> tuple[str, ...]:
         """The keys of the jobs that must succeed before this one starts."""
-        return (*self.parents, self.text) if self.text else self.parents
+        return (*self.before, self.text) if self.text else self.before
 
     def keeping(self, updates: Iterable[int]) -> "StageJob":
         """Return the job with the checkpoints of these updates kept too."""
@@ -64,6 +70,7 @@ class StageJob:
             key=self.key,
             parents=self.parents,
             text=self.text,
+            trunk=self.trunk,
             demand=self.demand,
             cell=cell.to_mapping(),
             grid=self.grid,

@@ -188,7 +188,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     """
     jobs = list(jobs)
     keys = {job.key for job in jobs}
-    first = [job for job in jobs if keys.isdisjoint(job.parents) and not job.cell.network]
+    first = [job for job in jobs if keys.isdisjoint(job.before) and not job.cell.network]
     readers: dict[Cell, list[StageJob]] = {}  # by `Cell.seedless`
     for job in first:
         readers.setdefault(job.cell.seedless, []).append(job)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.data import PAIR_SOURCES, Data
+from gpas_cli.spec.data import ENDLESS, PAIR_SOURCES, Data
 from gpas_cli.spec.gate import Gate, activation, canonical
 from gpas_cli.spec.model import QK_NORMS, Embed, Family, Init, Model, usual_validation_rows
 from gpas_cli.spec.norm import FACTORS, GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
@@ -56,6 +56,8 @@ def canonical_optim(optim: Optim, model: Model, last_stage: int | None = None) -
         optim = replace(optim, validation_rows=0)
     if optim.stop == optim.steps:
         optim = replace(optim, stop=0)
+    if optim.horizon == optim.steps:
+        optim = replace(optim, horizon=0)
     if optim.schedule_settings is not None:
         schedule = optim.schedule_settings.canonical(optim.warmup, optim.steps, last_stage)
         # `constant` was published before this rule, so its keys contain min_ratio.
@@ -367,6 +369,10 @@ def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Pro
         yield from (problem.under("optim") for problem in found)
     if optim.stop > optim.steps:
         yield Problem(("optim", "stop"), f"{optim.stop} is after the last of the {optim.steps} steps")
+    if 0 < optim.horizon < optim.steps:
+        yield Problem(("optim", "horizon"), f"{optim.horizon} is before the last of the {optim.steps} steps")
+    elif optim.horizon and not any(part.source in ENDLESS for part in data.parts):
+        yield Problem(("optim", "horizon"), f"has no effect with source: {data.source}, all of which is read anyway")
     if optim.mean_rows and optim.batch % optim.mean_rows:
         yield Problem(("optim", "mean_rows"), f"{optim.mean_rows} does not divide the batch of {optim.batch}")
     elif optim.mean_rows and data.layout == "pack" and objective.causal:

@@ -174,6 +174,10 @@ class Schedule:
         """Return the rate of update `k` over the peak rate. `floor`: the ratio at the end, `min_ratio`."""
         raise NotImplementedError
 
+    def stable(self, warmup: int, steps: int) -> int:
+        """Return how many first updates have the rates of the schedule `constant`, 0 if the peak does not last."""
+        return 0
+
     def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
         """Return the canonical spelling. `last_stage`: the updates of the depth's last stage, None if it has none."""
         return self
@@ -207,6 +211,9 @@ class _Constant(Schedule):
 
     def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
         return 1.0
+
+    def stable(self, warmup: int, steps: int) -> int:
+        return steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +254,7 @@ class WarmupStableDecay(Schedule):
     decay_shape: str = setting("linear", choices=("linear", "cosine", "sqrt", "exponential"))
 
     def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
-        start = max(warmup, steps - self._updates(steps))
+        start = self.stable(warmup, steps)
         if k <= start:
             return 1.0
         p = _progress(k, start, steps)
@@ -255,6 +262,9 @@ class WarmupStableDecay(Schedule):
             return float(floor**p)
         shape = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "sqrt": 1 - math.sqrt(p)}
         return floor + (1 - floor) * shape[self.decay_shape]
+
+    def stable(self, warmup: int, steps: int) -> int:
+        return max(warmup, steps - self._updates(steps))
 
     def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
         if self.decay == _LAST_STAGE and last_stage is None:
@@ -309,6 +319,8 @@ class Optim:
     `stop`: the update after which training ends, with the final evaluation, although the schedule ends at `steps`; 0
     trains to the end of the schedule. GPAS Appendix A reports 7B after 40,000 of 150,000 updates. The batches are those
     of the whole schedule, so the updates are, bit for bit, the first ones of a training to its end.
+    `horizon`: the updates whose rows are in one random order, 0 for `steps`. It matters for texts of which a run reads
+    only a part (c4, hf-files): trainings of several lengths draw the same batches if they have the same horizon.
     `z_loss`: the weight of log^2 Z, where Z is the sum of the exponentials of a token's logits, in the loss that is
     minimised (1e-4 in PaLM); the loss that is reported is the cross entropy alone.
     `label_smoothing`: the share of the target's probability that is spread evenly over the vocabulary in the loss that
@@ -332,6 +344,7 @@ class Optim:
     clip_over: str = setting("all", choices=("all", "others"), omit_default_from_key=True)
     mean_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
     stop: int = setting(0, low=0, high=100_000_000, omit_default_from_key=True)
+    horizon: int = setting(0, low=0, high=100_000_000, omit_default_from_key=True)
     validation_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
     z_loss: float = setting(0.0, low=0, high=1, omit_default_from_key=True)
     label_smoothing: float = setting(0.0, low=0, high=0.99, omit_default_from_key=True)
@@ -355,9 +368,14 @@ class Optim:
         return self.stop or self.steps
 
     @property
+    def stable_updates(self) -> int:
+        """The number of first updates that a training at the constant rate does too, 0 if there is none."""
+        return min(self.updates, self.decay_of_rate.stable(self.warmup, self.steps))
+
+    @property
     def rows(self) -> int:
-        """The number of sequences in the whole schedule, from which every update draws its sequences."""
-        return self.steps * self.batch
+        """The number of sequences from which every update draws its own, usually those of the whole schedule."""
+        return (self.horizon or self.steps) * self.batch
 
     @property
     def trained_rows(self) -> int:

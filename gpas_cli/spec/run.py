@@ -242,6 +242,9 @@ class Resources:
     `resume`: whether a run may resume from a checkpoint of another version of the code or of torch (`any-code`, with a
     warning, and a note in tables about the code) or not (`same-code`).
 
+    `share`: whether updates that this training has in common with others are trained once (`auto`), or all of its
+    updates alone (`off`); docs/explanation/trunks.md.
+
     The other settings are for SLURM only. mem: a number with K, M, G or T, or '0', all memory of the node. mem, time: a
     list such as [32G, 64G] has an entry for the first attempt, and
     one for each that follows an attempt which ran out of memory, or reached its time limit. gpus and cpus count over
@@ -262,6 +265,7 @@ class Resources:
     strategy: str = setting("auto", choices=("auto", "ddp", *SHARDED))
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))
     deterministic: bool = field(default=True, metadata={"absent": True})  # records omit true
+    share: str = setting("auto", choices=("auto", "off"), omit_default_from_key=True)
     partition: str = setting("")
     account: str = setting("")
     qos: str = setting("")

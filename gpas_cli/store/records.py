@@ -27,12 +27,21 @@ class Author:
     pid: int
 
 
+@dataclass(frozen=True)
+class Trunk:
+    """The finished training from whose last checkpoint another one starts: its stage, its updates and its name."""
+
+    key: str
+    update: int
+    name: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageRecord(Record):
     """One stage to be run: the part that attempt.json shares with the lines of elements.jsonl.
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
-    what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
+    what this one reads, "" if no such job is needed; `demand` is what such a job prepares. `trunk` is where it starts.
     `resources` never have the values of `spec.run.PRIVATE`, also when a file of an earlier version had them.
     `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is the title of a plugin's stage.
     """
@@ -44,6 +53,7 @@ class StageRecord(Record):
     key: str
     parents: tuple[str, ...] = ()
     text: str = field(default="", metadata=ABSENT)
+    trunk: Trunk | None = field(default=None, metadata=ABSENT)
     demand: TextDemand | None = field(default=None, metadata=ABSENT)
     cell: Mapping[str, Any]
     grid: str

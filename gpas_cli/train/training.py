@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus, ValidationText, prepare
 from gpas_cli.data.text_usage import text_usage
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, Verified, Warned, silent
+from gpas_cli.events import Checkpoint, Emit, Evaluation, Event, Outcome, Phase, Stop, Verified, Warned, silent
 from gpas_cli.model.llama import Llama
 from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
@@ -43,11 +43,23 @@ _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is
 
 
 @dataclass(frozen=True)
+class TrunkStart:
+    """Another training whose updates are the first of this one. `key`: its stage; `checkpoints`: their folder.
+    `events`: returns what it recorded up to an update.
+    """
+
+    key: str
+    checkpoints: Path
+    events: Callable[[int], Iterable[Event]]
+
+
+@dataclass(frozen=True)
 class RunPaths:
     """Where a run reads and writes.
 
     `checkpoints`: the folder of its own checkpoints; `earlier`: those of earlier attempts; `cache`: the token cache;
     `root`: the folder that relative data paths start from. `code`: the version of the code that runs, "" if unknown.
+    `trunk`: what a training without a checkpoint starts from, None to start at its first update.
     """
 
     checkpoints: Path
@@ -55,6 +67,12 @@ class RunPaths:
     cache: Path
     root: Path
     code: str = ""
+    trunk: TrunkStart | None = None
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders with checkpoints that the run may continue from."""
+        return [self.checkpoints, *self.earlier, *([self.trunk.checkpoints] if self.trunk else [])]
 
 
 @dataclass(frozen=True)
@@ -116,8 +134,11 @@ def run_training(inputs: TrainingInputs, paths: RunPaths, emit: Emit, how: Execu
     resources, world = how.resources, how.world
     loop = assemble(inputs.recipe, inputs.batches, resources, world, inputs.start, inputs.selection)
     loop.warn = lambda message: emit(Warned(message))
-    folders = [paths.checkpoints, *paths.earlier]
-    position = resume(folders, inputs.key, loop, inputs.text, emit)
+    position = resume([paths.checkpoints, *paths.earlier], inputs.key, loop, inputs.text, emit)
+    if paths.trunk and not position.step:
+        position = resume([paths.trunk.checkpoints], paths.trunk.key, loop, inputs.text, emit)
+        for event in paths.trunk.events(position.step) if world.leads else ():
+            emit(event)
     _check_code(position, paths.code, resources, emit)
     _check_rounding(position, loop.position.rounding, resources, emit)
     loop.position = replace(position, text=inputs.text, rounding=loop.position.rounding).made_by(paths.code)
@@ -240,7 +261,7 @@ class _Training:
         """Do the remaining updates. Return an outcome if training ends before the last of them."""
         world = self.loop.layout.world
         self._observer = Observer(self.inputs.recipe, self.how.watch, self.loop.precision.device, self.emit, world)
-        self._observer.resume([self.paths.checkpoints, *self.paths.earlier], self.loop.position)
+        self._observer.resume(self.paths.folders, self.loop.position)
         profile = self.how.watch.profile if world.leads else 0
         steps = self.loop.spec.updates
         with (

@@ -49,7 +49,7 @@ def test_quickstart() -> None:
     expected = [f"{name}-s{seed}" for name in [*schemes, "lns", "lns-gpas", "post"] for seed in (1, 2)]
     assert EXPERIMENTS.default == "quickstart"
     assert [entry.name for entry in expand(EXPERIMENTS)] == expected
-    assert GRIDS["quickstart"][0].cadence == Cadence(eval_every=150, log_every=10, stats_every=50, checkpoint_every=100)
+    assert GRIDS["quickstart"][0].cadence == Cadence(eval_every=100, log_every=10, stats_every=50, checkpoint_every=100)
     assert all(entry.resources.gpus == 0 for entry in GRIDS["quickstart"])
 
 
@@ -113,8 +113,8 @@ def test_cells_on_c4_have_the_recipes_of_table_1() -> None:
 # Two grids, and how many cells they share.
 SHARED = {
     **{(grid, "table2"): 2 for grid in ("table4-activation", "table4-position", "table5-stopgrad", "table5-gate")},
-    ("table2-precision", "table2"): 8, ("quickstart-precision", "quickstart"): 8,
-    ("quickstart-ablations", "quickstart"): 4, ("quickstart-lr", "quickstart"): 4,
+    ("table2-precision", "table2"): 8, ("quickstart-precision", "quickstart-rivals"): 8,
+    ("quickstart-ablations", "quickstart-rivals"): 4, ("quickstart-lr", "quickstart-ablations"): 4,
 }  # fmt: skip
 
 
@@ -140,10 +140,9 @@ CONTINUED = {
     "table3-poster": ("table3", "", SCORED, 11),
     "figure7": ("table3", "", ["pretrain", "finetune", "importance"], 4),
     "curse-table2": ("curse-table1", "", SCORED, 12),
-    "quickstart-downstream": ("quickstart", "", SCORED, 8),
-    "quickstart-importance": ("quickstart", "", ["pretrain", "importance"], 8),
-    "quickstart-quantised": ("quickstart", "", ["pretrain", "quantised"], 20),
-    "quickstart-layers": ("quickstart", "", ["pretrain", "layers"], 8),
+    "quickstart-downstream": ("quickstart-quantised", "", SCORED, 8),
+    "quickstart-importance": ("quickstart-rivals", "", ["pretrain", "importance"], 8),
+    "quickstart-layers": ("quickstart-rivals", "", ["pretrain", "layers"], 8),
 }
 
 

@@ -16,8 +16,9 @@ from gpas_cli.errors import GpasError
 from gpas_cli.permissions import advise, no_disk
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import ThisMachine
-from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import require_texts
+from gpas_cli.plan.trunks import jobs_of
 from gpas_cli.schedule import process
 from gpas_cli.schedule.local.process import Process, Slots, Spawner
 from gpas_cli.schedule.process import require_libraries
@@ -64,7 +65,7 @@ class LocalRun:
         self.request = request
         self.project = request.project
         self.machine = machine or machines.machine()
-        self.jobs = stage_jobs(request.entries)
+        self.jobs = jobs_of(self.project.runs, request.entries)
         self._command = command
         self._reporter = request.reporter
         self._tasks: dict[str, _StageRun] = {}
@@ -215,7 +216,7 @@ class LocalRun:
                     break
 
     def _parents(self, task: _StageRun) -> list[_StageRun]:
-        return [self._tasks[key] for key in task.job.parents if key in self._tasks]
+        return [self._tasks[key] for key in task.job.before if key in self._tasks]
 
     def _start_ready(self) -> None:
         """Start ready jobs in order: smaller jobs do not overtake one that waits for many slots."""

@@ -126,7 +126,7 @@ class ElementStart:
             return held
         missing = [
             key
-            for key in job.parents
+            for key in (*job.parents, *([job.trunk.key] if job.trunk else []))
             if not any(conclude(attempt).state == "done" for attempt in deciding(self.runs, key))
         ]
         # The claim stays, so that the state of the stage shows why it was not run.

@@ -23,8 +23,9 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
-from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import how_far, with_texts
+from gpas_cli.plan.trunks import jobs_of
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, next_step, reached_limit
 from gpas_cli.schedule.scheduler import JobBatch, RunRequest, Submitted
@@ -219,7 +220,7 @@ class ArraySubmitter:
     def __init__(self, request: RunRequest):
         self.request = request
         self.project = request.project
-        self.jobs = stage_jobs(request.entries)
+        self.jobs = jobs_of(self.project.runs, request.entries)
         self._reduced = set[str]()  # jobs that get half the micro-batch of their last attempt
         self.texts: dict[str, StageJob] = {}  # the jobs that tokenise the text of `jobs`
 

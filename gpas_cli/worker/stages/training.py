@@ -1,22 +1,25 @@
 """The stages that train: pretraining, the first stage of every cell, and finetuning."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
-from gpas_cli.events import Emit, Outcome
+from gpas_cli.events import Emit, Evaluation, Event, Layers, Outcome, Skipped, Spike, Step
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.outputs import last_checkpoint, text_of
+from gpas_cli.state.outputs import last_checkpoint, recorded_events, text_of
 from gpas_cli.state.rerun import deciding
+from gpas_cli.store.records import Trunk
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint import discard
 from gpas_cli.train.finetune import finetune
 from gpas_cli.train.sinks import Subject, opened
-from gpas_cli.train.training import Execution, RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, TrunkStart, train
 from gpas_cli.worker.stages.context import StageContext
 
 _SETTLED_SECONDS = 3600.0
+_OF_UPDATES: tuple[type[Step | Layers | Spike | Skipped | Evaluation], ...] = (Step, Layers, Spike, Skipped, Evaluation)
 
 
 def _discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
@@ -46,7 +49,21 @@ def run_paths(stage: StageContext) -> RunPaths:
     if stage.world.leads:
         _discard_unfinished(earlier)
     before = [attempt.checkpoints for attempt in earlier]
-    return RunPaths(here.checkpoints, before, cache=stage.cache, root=stage.root, code=stage.attempt.code)
+    trunk = _start(stage.runs, stage.attempt.trunk) if stage.attempt.trunk else None
+    return RunPaths(here.checkpoints, before, cache=stage.cache, root=stage.root, code=stage.attempt.code, trunk=trunk)
+
+
+def _start(runs: Path, trunk: Trunk) -> TrunkStart:
+    """Return where a training starts that shares its first updates. Raises GpasError without the last checkpoint."""
+    checkpoint = last_checkpoint(runs, trunk.key)
+
+    def events(until: int) -> Iterator[Event]:
+        # Of several events for an update, that of the later attempt counts.
+        recorded = recorded_events(runs, trunk.key, *_OF_UPDATES)
+        newest = {(type(event), event.step): event for event in recorded if event.step <= until}
+        yield from sorted(newest.values(), key=lambda event: event.step)
+
+    return TrunkStart(trunk.key, checkpoint.parent, events)
 
 
 def all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:

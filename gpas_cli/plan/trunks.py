@@ -1,0 +1,108 @@
+"""Train once what several trainings begin with (`spec.trunk`): its jobs, and where the others start.
+
+A trunk is worth a job if two trainings that have not begun share it. It starts from a shorter one in turn. A finished
+training at the constant rate is a trunk too, whatever it was declared for, as long as its last checkpoint is there.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import Entry
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.spec.trunk import family, trunk, unshared
+from gpas_cli.state.observe import observe
+from gpas_cli.state.outputs import last_checkpoint, newest_checkpoint
+from gpas_cli.state.status import ALIVE, RESULTS
+from gpas_cli.store.records import Trunk
+from gpas_cli.store.rundir import all_keys, attempts
+
+_Made = dict[int, Trunk]  # by the updates that a trunk has done
+
+
+def jobs_of(runs: Path, entries: Iterable[Entry]) -> dict[str, StageJob]:
+    """Return key -> job for every stage of the entries and for the trunks that they share, what they need first."""
+    jobs = stage_jobs(entries)
+    groups = _families(jobs.values())
+    known = _finished(runs, groups)
+    first: dict[str, StageJob] = {}
+    for kin, kindred in groups.items():
+        waiting = [job for job in kindred if not _has_begun(runs, job.key)]
+        made = dict(known[kin])
+        for updates in sorted({job.cell.optim.stable_updates for job in waiting} - made.keys()):
+            sharing = [job for job in waiting if job.cell.optim.stable_updates >= updates]
+            if len(sharing) > 1 and (job := _job(runs, sharing[0], updates, jobs)):
+                first[job.key] = _started(job, made)
+                made[updates] = Trunk(job.key, updates, job.id)
+        first |= {job.key: _started(job, made) for job in waiting if job.key not in first}
+    # The trunks come first; a constant training that is one itself is among them.
+    return first | {key: first.get(key, job) for key, job in jobs.items()}
+
+
+def trunk_keys(entries: Iterable[Entry]) -> set[str]:
+    """Return the keys of all trunks that trainings of the entries can share, and of those at their decays."""
+    groups = _families(stage_jobs(entries).values())
+    return {
+        trunk(kin, updates).stages[0].key
+        for kin, kindred in groups.items()
+        if len(kindred) > 1
+        for updates in {job.cell.optim.stable_updates for job in kindred}
+    }
+
+
+def needed_trunks(runs: Path, entries: Iterable[Entry]) -> set[str]:
+    """Return the finished trainings from whose last checkpoint a training of the entries without a result may start."""
+    jobs = (job for job in stage_jobs(entries).values() if observe(runs, job.key).state not in RESULTS)
+    return {one.key for made in _finished(runs, _families(jobs)).values() for one in made.values()}
+
+
+def _families(jobs: Iterable[StageJob]) -> dict[Cell, list[StageJob]]:
+    """Return the trainings that may share their first updates, by what they have in common."""
+    found: dict[Cell, list[StageJob]] = defaultdict(list)
+    for job in jobs:
+        # A checkpoint that a later stage reads must be the training's own.
+        early = [update for update in job.cadence.keep if update <= job.cell.optim.stable_updates]
+        if job.kind == PRETRAIN and job.resources.share != "off" and not unshared(job.cell) and not early:
+            found[family(job.cell)].append(job)
+    return found
+
+
+def _has_begun(runs: Path, key: str) -> bool:
+    """Return whether a training has a result or a checkpoint, or is queued or running."""
+    return observe(runs, key).state in (*RESULTS, *ALIVE) or newest_checkpoint(runs, key) is not None
+
+
+def _finished(runs: Path, families: Collection[Cell]) -> Mapping[Cell, _Made]:
+    """Return the finished trainings at the constant rate that have their last checkpoint, by family."""
+    found: dict[Cell, _Made] = defaultdict(dict)
+    for key in all_keys(runs) if families else ():
+        with suppress(GpasError, OSError, IndexError, KeyError):
+            record = attempts(runs, key)[-1].read_attempt()
+            if record.stage != PRETRAIN or record.cell["optim"]["schedule"] != "constant":
+                continue
+            cell = record.resolve_cell()
+            if not unshared(cell) and (kin := family(cell)) in families:
+                last_checkpoint(runs, key)
+                found[kin][cell.optim.updates] = Trunk(key, cell.optim.updates, f"{record.grid}/{record.name}")
+    return found
+
+
+def _job(runs: Path, like: StageJob, updates: int, jobs: Mapping[str, StageJob]) -> StageJob | None:
+    """Return the job of the trunk with so many updates, None if its training has ended without a last checkpoint."""
+    cell = trunk(like.cell, updates)
+    key = cell.stages[0].key
+    if observe(runs, key).state in RESULTS:
+        return None
+    own = replace(like, key=key, cell=cell, name=f"{like.name}.trunk{updates}", axes={})
+    return jobs.get(key, own)
+
+
+def _started(job: StageJob, made: _Made) -> StageJob:
+    """Return the job as it starts from the longest trunk that it can."""
+    usable = [update for update, one in made.items() if update <= job.cell.optim.stable_updates and one.key != job.key]
+    return replace(job, trunk=made[max(usable)]) if usable else job
