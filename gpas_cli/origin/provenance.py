@@ -27,7 +27,7 @@ from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.usage import NOTHING, Usage
-from gpas_cli.store.records import Forgetting, Imported, Retry
+from gpas_cli.store.records import Forgetting, Imported, Retry, Trunk
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.schema import StageRow
 from gpas_cli.store.snapshot import snapshot_path
@@ -48,7 +48,7 @@ class AttemptProvenance:
 
     facts: the columns of the table "attempt" that record where, when and with what it ran. checkpoint: the newest one
     that still exists. gone: the run directory is gone. retry: why the attempt was made, if after a failure of another
-    one. imported: from which project it was copied.
+    one. trunk: the training whose updates are its first ones. imported: from which project it was copied.
     """
 
     number: int
@@ -61,6 +61,7 @@ class AttemptProvenance:
     checkpoint: Path | None
     gone: bool = False
     retry: Retry | None = None
+    trunk: Trunk | None = None
     imported: Imported | None = None
 
 
@@ -150,6 +151,7 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
         gone=row["gone"] is not None,
         retry=asked.retry if asked else None,
+        trunk=asked.trunk if asked else None,
         imported=_read(lambda: read_record(Imported, directory.path / IMPORTED)),
     )
 

@@ -73,9 +73,9 @@ class PlanRow:
 class Plan:
     """The actions of `gpas run` for some cells.
 
-    `stages`: the number of unique stages by state. `uses`: how often cells and teachers refer to them. `jobs`: the jobs
-    that a run would start, first those that tokenise, then the stages, parents first. `machine`: where they would run,
-    or the machine that the estimate is for.
+    `stages`: the number of unique stages by state. `uses`: how often cells, teachers and trunks refer to them. `jobs`:
+    the jobs that a run would start, first those that tokenise, then the stages, parents first. `machine`: where they
+    would run, or the machine that the estimate is for.
     """
 
     rows: tuple[PlanRow, ...]
@@ -185,7 +185,7 @@ def plan(
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
-        uses=sum(len(chain_keys(entry.cell)) for entry in entries),
+        uses=sum(len(chain_keys(entry.cell)) for entry in entries) + sum(job.is_trunk for job in jobs.values()),
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, starts | resume, texts.sized),
         machine=machine,

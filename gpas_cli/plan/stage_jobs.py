@@ -32,6 +32,7 @@ class StageJob:
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
     again: str = ""  # what its next attempt has more of, "" for the same as before
     trunk: Trunk | None = None  # the training whose last checkpoint it starts from (`plan.trunks`)
+    is_trunk: bool = False  # whether no cell has asked for it, and others start from it
     demand: TextDemand | None = None  # the text that a tokenising job prepares, None for other jobs
 
     @property

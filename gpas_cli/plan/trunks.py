@@ -7,11 +7,12 @@ training at the constant rate is a trunk too, whatever it was declared for, as l
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
+from gpas_cli.plan.estimate import Work
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
@@ -61,6 +62,26 @@ def needed_trunks(runs: Path, entries: Iterable[Entry]) -> set[str]:
     return {one.key for made in _finished(runs, _families(jobs)).values() for one in made.values()}
 
 
+@dataclass(frozen=True)
+class Saving:
+    """What training common updates once saves: updates, and the hours of devices (GPUs or cores) that they take."""
+
+    updates: int
+    hours: float
+
+
+def saving(works: Iterable[Work]) -> Saving:
+    """Return what the trunks of jobs save, compared with each cell alone."""
+    updates, hours = 0, 0.0
+    for work in works:
+        own, start = work.job.cell.optim.updates, work.job.trunk.update if work.job.trunk else 0
+        if work.job.is_trunk:
+            updates, hours = updates - (own - start), hours - work.hours * work.devices
+        elif start:
+            updates, hours = updates + start, hours + work.hours * work.devices * start / (own - start)
+    return Saving(updates, hours)
+
+
 def _families(jobs: Iterable[StageJob]) -> dict[Cell, list[StageJob]]:
     """Return the trainings that may share their first updates, by what they have in common."""
     found: dict[Cell, list[StageJob]] = defaultdict(list)
@@ -98,7 +119,7 @@ def _job(runs: Path, like: StageJob, updates: int, jobs: Mapping[str, StageJob])
     key = cell.stages[0].key
     if observe(runs, key).state in RESULTS:
         return None
-    own = replace(like, key=key, cell=cell, name=f"{like.name}.trunk{updates}", axes={})
+    own = replace(like, key=key, cell=cell, name=f"{like.name}.trunk{updates}", axes={}, is_trunk=True)
     return jobs.get(key, own)
 
 

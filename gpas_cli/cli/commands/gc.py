@@ -15,6 +15,7 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
+from gpas_cli.plan.trunks import needed_trunks
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.state.cleanup import StageUse, needed_by, remove, size_of, stage_use
 from gpas_cli.state.observe import statuses
@@ -86,7 +87,7 @@ def _uses(
     runs = project().runs
     declared = entries(list(experiments().grids))
     seen = statuses(runs, [*declared, *chosen])
-    needed = needed_by(declared, seen)
+    needed = needed_by(declared, seen) | needed_trunks(runs, declared)
     keys = dict.fromkeys(stage.key for entry in chosen for stage in entry.cell.stages)
     before = time.time() - (older_than or 0) * 86400
     uses = {key: stage_use(runs, key, seen[key].state, needed=needed, rules=rules, before=before) for key in keys}

@@ -207,6 +207,10 @@ def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None
     grids = {cell.entry.grid for cell in cells}
     changed = {cell.entry.grid for cell in cells if cell.state == "missing"}
     found = _undeclared(claimed=not changed)
+    trunks = _trunks(found)
+    if working := [one for one in trunks if one.state in ALIVE]:
+        say(Text.from_markup(f"trunks from which cells start: {totals(working)}; `gpas plan` draws them"))
+    found = [one for one in found if one not in trunks]
     lively = [one for one in found if one.state in ALIVE and (everywhere or one.entry.grid in grids)]
     ended = [one for one in found if one.state not in (*ALIVE, "missing") and one.entry.grid in changed]
     if shown := [*lively, *ended]:
@@ -221,6 +225,16 @@ def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
 
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return cell_statuses(project().runs, found, jobs=not claimed)
+
+
+def _trunks(found: Sequence[CellStatus]) -> list[CellStatus]:
+    """Return those of the cells without a grid from which declared ones start."""
+    if all(one.entry.cell.optim.schedule != "constant" for one in found):
+        return []
+    from gpas_cli.plan.trunks import trunk_keys
+
+    keys = trunk_keys(_everything())
+    return [one for one in found if one.entry.cell.key in keys]
 
 
 def _everything() -> Iterator[Entry]:

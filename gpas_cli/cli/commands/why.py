@@ -31,7 +31,7 @@ from gpas_cli.state.attempt import conclude
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import NOTHING
-from gpas_cli.store.records import Imported, Retry
+from gpas_cli.store.records import Imported, Retry, Trunk
 from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.structure import Document, Number, to_mapping
@@ -47,6 +47,7 @@ class _TryJson(Document):
     state: CellStateJson
     evidence: str
     retry: Annotated[Retry | None, "why the attempt before was run again"]
+    trunk: Annotated[Trunk | None, "the training whose updates are its first ones"]
     imported: Annotated[Mapping[str, Any] | None, "the project and attempt that it was copied from"]
     facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: Path
@@ -205,7 +206,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     threads = count(facts["threads"] or 0, "thread")
     where = ", ".join(filter(None, (facts["host"], facts["gpu"] or facts["device"], threads, facts["precision"])))
     text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
-    retry = attempt.retry
+    retry, trunk = attempt.retry, attempt.trunk
     lines = {
         "no result": "it died in its first tenth; `gpas retry --done` trains it again" if name != seen.state else "",
         "copied from": _imported(attempt.imported),
@@ -214,6 +215,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
         "where": where if facts["host"] else "",  # else it died before it recorded anything
         "code": f"{facts['code']}, commit {commit}",
         "text": text if facts["fingerprint"] else "",
+        "starts after": f"update {trunk.update} of {trunk.name} ({trunk.key})" if trunk else "",
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {significant(value, 6)}" for name, value in sorted(attempt.metrics.items())),
         "log": str(attempt.log),
@@ -246,6 +248,7 @@ def _try_json(attempt: AttemptProvenance) -> _TryJson:
     return _TryJson(
         number=attempt.number, outcome=attempt.outcome or None, cause=attempt.cause,
         state=called(seen.state, attempt.metrics), evidence=seen.evidence, retry=attempt.retry,
+        trunk=attempt.trunk,
         imported=to_mapping(attempt.imported) if attempt.imported else None, facts=attempt.facts, log=attempt.log,
         metrics=attempt.metrics, directory=attempt.directory, checkpoint=attempt.checkpoint,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
+from rich.tree import Tree
 
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
@@ -20,10 +21,14 @@ from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, Sta
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.plan.trunks import Saving, saving
 from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.store.records import Trunk
 from gpas_cli.structure import FLAT, OPTIONAL, Document
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
+_MOST_TREES = 4
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
 
@@ -73,12 +78,23 @@ class _ElsewhereJson(Document):
     sizes: Sequence[_SizeElsewhereJson]
 
 
+class _StartJson(Document):
+    """A training whose first updates are those of another one, its trunk."""
+
+    name: str
+    key: str
+    trunk: Trunk
+    is_trunk: Annotated[bool, "whether no cell asks for it"]
+
+
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
     cells: Sequence[_PlannedCellJson]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[Sequence[str], "corpora that a separate job tokenises first"]
+    trunks: Annotated[Sequence[_StartJson], "trainings that start where another one ends"]
+    saving: Annotated[Saving, "what that saves"]
     stages: Annotated[Mapping[str, int], "how many stages are in which state"]
     estimate: Estimate
     warnings: Sequence[str]
@@ -104,6 +120,12 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
         ],
         jobs=len(planned.jobs),
         texts=[job.name for job in planned.texts],
+        trunks=[
+            _StartJson(name=job.id, key=job.key, trunk=job.trunk, is_trunk=job.is_trunk)
+            for job in planned.jobs
+            if job.trunk
+        ],
+        saving=saving(planned.estimate.works),
         stages=planned.stages,
         estimate=planned.estimate,
         warnings=planned.warnings,
@@ -148,6 +170,7 @@ def render(
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
+    parts += _trunks(planned)
     parts += [_indented(basis)] if basis else []
     parts += _memory(planned)
     parts += _storage(planned)
@@ -165,6 +188,34 @@ def _hanging(line: str) -> Text:
     """Return a line whose continuations are indented on a terminal."""
     first, *rest = wrapped(line, 2)
     return Text("\n  ".join([first, *rest]))
+
+
+def _trunks(planned: Plan) -> list[RenderableType]:
+    """Return the trees of the trainings that start where others end, and what that saves."""
+    own = {job.key: job for job in planned.jobs}
+    following: dict[str, list[StageJob]] = {}
+    for job in planned.jobs:
+        if job.trunk:
+            following.setdefault(job.trunk.key, []).append(job)
+
+    def grow(tree: Tree, key: str) -> Tree:
+        for job in following.get(key, ()):
+            start = job.trunk.update if job.trunk else 0
+            grow(tree.add(f"{job.name}  {start:,} to {job.cell.optim.updates:,}"), job.key)
+        return tree
+
+    trees = []
+    for key, jobs in following.items():
+        first = jobs[0].trunk
+        if first and not (key in own and own[key].trunk):
+            trees.append(grow(Tree(f"{first.name}  {f'0 to {first.update:,}' if key in own else 'done'}"), key))
+    if not trees:
+        return []
+    saved = saving(planned.estimate.works)
+    hours = (saved.hours, 0.0) if planned.estimate.gpu_hours else (0.0, saved.hours)
+    title = f"updates in common are trained once, which saves {saved.updates:,} of them, about {occupied(*hours)}:"
+    more = [Text(f"and {count(len(trees) - _MOST_TREES, 'more tree')}")] if len(trees) > _MOST_TREES else []
+    return [Text(title), *trees[:_MOST_TREES], *more]
 
 
 def _memory(planned: Plan) -> list[RenderableType]:
