@@ -54,7 +54,7 @@ class Work:
 
     `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
     type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured; `alone`: on one of several processes,
-    without their communication.
+    without their communication. `whole`: the tokens of a job that starts at its first update.
     """
 
     job: StageJob
@@ -64,6 +64,11 @@ class Work:
     devices: int
     measured: bool
     alone: bool = False
+    whole: float = 0.0
+
+    @property
+    def device_hours(self) -> float:
+        return self.hours * self.devices
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ def device_hours(works: Iterable[Work]) -> dict[str, float]:
     """Return the `gpu_hours` and `core_hours` of jobs."""
     hours = {"gpu_hours": 0.0, "core_hours": 0.0}
     for work in works:
-        hours["gpu_hours" if work.device == "cuda" else "core_hours"] += work.hours * work.devices
+        hours["gpu_hours" if work.device == "cuda" else "core_hours"] += work.device_hours
     return hours
 
 
@@ -161,6 +166,7 @@ def _works(
 
 def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, _MeasuredSpeed], resumed: int, sized: Sized) -> Work:
     tokens = _equivalent_tokens(job, resumed, sized)
+    whole = _equivalent_tokens(job, 0, sized) if resumed else tokens
     device = machine.device(job.resources)
     devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
@@ -170,9 +176,9 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, _MeasuredSpeed
         each = _ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else _ASSUMED_THREAD_FLOPS
     if speed is None:
         seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
-        return Work(job, tokens, seconds / 3600, device, devices, measured=False)
+        return Work(job, tokens, seconds / 3600, device, devices, measured=False, whole=whole)
     hours = tokens / speed.tokens_per_second / 3600
-    return Work(job, tokens, hours, device, devices, measured=True, alone=speed.processes > 1)
+    return Work(job, tokens, hours, device, devices, measured=True, alone=speed.processes > 1, whole=whole)
 
 
 def _longest(works: Sequence[Work]) -> float:

@@ -76,9 +76,9 @@ def saving(works: Iterable[Work]) -> Saving:
     for work in works:
         own, start = work.job.cell.optim.updates, work.job.trunk.update if work.job.trunk else 0
         if work.job.is_trunk:
-            updates, hours = updates - (own - start), hours - work.hours * work.devices
+            updates, hours = updates - (own - start), hours - work.device_hours
         elif start:
-            updates, hours = updates + start, hours + work.hours * work.devices * start / (own - start)
+            updates, hours = updates + start, hours + work.device_hours * (work.whole / work.tokens - 1)
     return Saving(updates, hours)
 
 

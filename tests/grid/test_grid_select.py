@@ -188,7 +188,10 @@ def test_a_variant_that_equals_a_declared_cell_is_that_cell() -> None:
     assert varied("quickstart/pre-s1", "seed=2").id == "quickstart/pre-s2"
     assert varied("quickstart/pre-s1", "optim.lr=1.5e-3").id == "quickstart/pre-s1"
     assert varied("quickstart-ablations/pre-s1", "optim.lr=0.001").id == "quickstart-lr/pre-lr0.001-s1"
-    assert varied("quickstart-lr/pre-lr0.0015-s1", "gate={like: gpas, activation: tanh}").id == "quickstart-ablations/pre-tanh-s1"
+    assert (
+        varied("quickstart-lr/pre-lr0.0015-s1", "gate={like: gpas, activation: tanh}").id
+        == "quickstart-ablations/pre-tanh-s1"
+    )
 
 
 def test_the_grids_are_expanded_once_for_many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
