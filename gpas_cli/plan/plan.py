@@ -162,7 +162,8 @@ def plan(
     `prepare` adds the jobs that must run before others (`plan.texts.with_texts`).
     """
     machine = machine or machines.machine()
-    jobs = jobs_of(runs, entries)
+    alone: list[str] = []
+    jobs = jobs_of(runs, entries, alone.append)
     seen = observe_all(runs, jobs)
     wanted = CLAIMABLE | frozenset(retry)
     needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
@@ -192,7 +193,7 @@ def plan(
         storage=storage(project, [*needed.values()], machine, texts.sized) if project else Storage(),
         startable=len(fitting) == len(needed),
         elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
-        code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
+        code_warnings=(*_other_code(runs, [fitting[key] for key in resume if key in fitting]), *alone),
         text_files=tuple(texts.files(job.cell for job in fitting.values())),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )

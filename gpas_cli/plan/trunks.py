@@ -1,13 +1,15 @@
 """Train once what several trainings begin with (`spec.trunk`): its jobs, and where the others start.
 
 A trunk is worth a job if two trainings that have not begun share it. It starts from a shorter one in turn. A finished
-training at the constant rate is a trunk too, whatever it was declared for, as long as its last checkpoint is there.
+training at the constant rate is a trunk too, whatever it was declared for, as long as its last checkpoint is there and
+this version of the code made it.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -15,6 +17,7 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Work
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.spec.trunk import family, trunk, unshared
 from gpas_cli.state.observe import observe
@@ -22,12 +25,18 @@ from gpas_cli.state.outputs import last_checkpoint, newest_checkpoint
 from gpas_cli.state.status import ALIVE, RESULTS
 from gpas_cli.store.records import Trunk
 from gpas_cli.store.rundir import all_keys, attempts
+from gpas_cli.store.snapshot import current_code
 
 _Made = dict[int, Trunk]  # by the updates that a trunk has done
 
 
-def jobs_of(runs: Path, entries: Iterable[Entry]) -> dict[str, StageJob]:
-    """Return key -> job for every stage of the entries and for the trunks that they share, what they need first."""
+def jobs_of(
+    runs: Path, entries: Iterable[Entry], warn: Callable[[str], None] = lambda text: None
+) -> dict[str, StageJob]:
+    """Return key -> job for every stage of the entries and for the trunks that they share, what they need first.
+
+    `warn` is called for each trunk that has ended and cannot be continued: the cells that share it train alone.
+    """
     jobs = stage_jobs(entries)
     groups = _families(jobs.values())
     known = _finished(runs, groups)
@@ -37,9 +46,14 @@ def jobs_of(runs: Path, entries: Iterable[Entry]) -> dict[str, StageJob]:
         made = dict(known[kin])
         for updates in sorted({job.cell.optim.stable_updates for job in waiting} - made.keys()):
             sharing = [job for job in waiting if job.cell.optim.stable_updates >= updates]
-            if len(sharing) > 1 and (job := _job(runs, sharing[0], updates, jobs)):
-                first[job.key] = _started(job, made)
-                made[updates] = Trunk(job.key, updates, job.id)
+            if len(sharing) < 2:
+                continue
+            job = _job(sharing[0], updates, jobs)
+            if observe(runs, job.key).state in RESULTS:
+                warn(f"{job.id} ({job.key}) has ended and cannot be continued, so no cell starts from it")
+                continue
+            first[job.key] = _started(job, made)
+            made[updates] = Trunk(job.key, updates, job.id)
         first |= {job.key: _started(job, made) for job in waiting if job.key not in first}
     # The trunks come first; a constant training that is one itself is among them.
     return first | {key: first.get(key, job) for key, job in jobs.items()}
@@ -101,24 +115,24 @@ def _has_begun(runs: Path, key: str) -> bool:
 def _finished(runs: Path, families: Collection[Cell]) -> Mapping[Cell, _Made]:
     """Return the finished trainings at the constant rate that have their last checkpoint, by family."""
     found: dict[Cell, _Made] = defaultdict(dict)
+    version = cache(current_code)
     for key in all_keys(runs) if families else ():
         with suppress(GpasError, OSError, IndexError, KeyError):
             record = attempts(runs, key)[-1].read_attempt()
             if record.stage != PRETRAIN or record.cell["optim"]["schedule"] != "constant":
                 continue
             cell = record.resolve_cell()
-            if not unshared(cell) and (kin := family(cell)) in families:
+            of_now = record.code == version(of_cell(cell))
+            if of_now and not unshared(cell) and (kin := family(cell)) in families:
                 last_checkpoint(runs, key)
                 found[kin][cell.optim.updates] = Trunk(key, cell.optim.updates, f"{record.grid}/{record.name}")
     return found
 
 
-def _job(runs: Path, like: StageJob, updates: int, jobs: Mapping[str, StageJob]) -> StageJob | None:
-    """Return the job of the trunk with so many updates, None if its training has ended without a last checkpoint."""
+def _job(like: StageJob, updates: int, jobs: Mapping[str, StageJob]) -> StageJob:
+    """Return the job of the trunk with so many updates, that of a cell if one declares it."""
     cell = trunk(like.cell, updates)
     key = cell.stages[0].key
-    if observe(runs, key).state in RESULTS:
-        return None
     own = replace(like, key=key, cell=cell, name=f"{like.name}.trunk{updates}", axes={}, is_trunk=True)
     return jobs.get(key, own)
 

@@ -18,6 +18,9 @@ from gpas_cli.plan.trunks import jobs_of, needed_trunks, saving, trunk_keys
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.spec.trunk import trunk
+from gpas_cli.store.snapshot import current_code
+
+NOW = current_code()
 
 
 def lasting(steps: int, decay: int = 20, **more: Any) -> Entry:
@@ -25,8 +28,8 @@ def lasting(steps: int, decay: int = 20, **more: Any) -> Entry:
     return entry(f"l{steps}", optim=optim | more.pop("optim", {}), **more)
 
 
-def finished(runs: Path, one: Entry, *, steps: int, outcome: str = "done") -> Path:
-    made = make_attempt(runs, key(one), {"stage": PRETRAIN, "cell": one.cell.to_mapping(), "grid": "old"})
+def finished(runs: Path, one: Entry, *, steps: int, outcome: str = "done", code: str = NOW) -> Path:
+    made = make_attempt(runs, key(one), {"stage": PRETRAIN, "cell": one.cell.to_mapping(), "grid": "old", "code": code})
     write_events(made, [Outcome(outcome, steps)])
     path = path_of(made.checkpoints, steps)
     path.mkdir(parents=True)
@@ -108,6 +111,9 @@ def test_a_finished_constant_training_is_continued(tmp_path: Path) -> None:
     assert starts(tmp_path, now) == {"flat-1": "old/c 60"}
     assert starts(tmp_path, lasting(100)) == {"l100-1": "old/c 60"}
     assert needed_trunks(tmp_path, [now]) == {key(before)}
+    other = tmp_path / "other"
+    finished(other, before, steps=60, code="0123456789abcdef")
+    assert starts(other, now) == {"flat-1": ""}
     shutil.rmtree(checkpoint)
     assert starts(tmp_path, now) == {"flat-1": ""}
     assert needed_trunks(tmp_path, [now]) == set()
@@ -120,6 +126,8 @@ def test_a_trunk_that_cannot_be_continued_is_not_trained_again(tmp_path: Path, o
     checkpoint = finished(tmp_path, Entry(cell=cell, grid="g", name="t", axes={}), steps=80, outcome=outcome)
     shutil.rmtree(checkpoint)
     assert starts(tmp_path, *entries) == {"l100-1": "", "l120-1": ""}
+    (warning,) = plan(tmp_path, entries, machine=FOUR_CORES).code_warnings
+    assert warning.startswith(f"g/l100-1.trunk80 ({cell.key}) has ended and cannot be continued")
 
 
 def test_what_has_begun_by_itself_goes_on_by_itself(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.trunks import Saving, saving
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import Trunk
 from gpas_cli.structure import FLAT, OPTIONAL, Document
@@ -204,18 +205,20 @@ def _trunks(planned: Plan) -> list[RenderableType]:
             grow(tree.add(f"{job.name}  {start:,} to {job.cell.optim.updates:,}"), job.key)
         return tree
 
-    trees = []
+    trees: dict[Cell | str, list[Tree]] = {}  # those that differ only in the seed together
     for key, jobs in following.items():
         first = jobs[0].trunk
         if first and not (key in own and own[key].trunk):
-            trees.append(grow(Tree(f"{first.name}  {f'0 to {first.update:,}' if key in own else 'done'}"), key))
+            title = f"{first.name}  {f'0 to {first.update:,}' if key in own else 'done'}"
+            trees.setdefault(own[key].cell.seedless if key in own else key, []).append(grow(Tree(title), key))
     if not trees:
         return []
     saved = saving(planned.estimate.works)
     hours = (saved.hours, 0.0) if planned.estimate.gpu_hours else (0.0, saved.hours)
     title = f"updates in common are trained once, which saves {saved.updates:,} of them, about {occupied(*hours)}:"
-    more = [Text(f"and {count(len(trees) - _MOST_TREES, 'more tree')}")] if len(trees) > _MOST_TREES else []
-    return [Text(title), *trees[:_MOST_TREES], *more]
+    shown = [alike[0] for alike in trees.values()][:_MOST_TREES]
+    more = sum(map(len, trees.values())) - len(shown)
+    return [Text(title), *shown, *([Text(f"and {count(more, 'tree')} like these")] if more else [])]
 
 
 def _memory(planned: Plan) -> list[RenderableType]:

@@ -17,7 +17,7 @@ from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Outpu
 from gpas_cli.extensions.figures.figure import PlotJson, as_json
 from gpas_cli.extensions.laws.convergence import Speed, convergence
 from gpas_cli.extensions.laws.envelope import envelope
-from gpas_cli.extensions.laws.scaling import Law, scaling
+from gpas_cli.extensions.laws.scaling import Law, scaling, unit
 from gpas_cli.grid.declared import Entry
 from gpas_cli.structure import FLAT, Document
 from gpas_cli.words import count
@@ -119,6 +119,8 @@ class ScalingJson(DocumentJson):
 def figure_scaling(names: Names = None, where: Where = None, *, output: Output) -> None:
     """Plot the loss over parameters and training FLOPs, published and ours, with fitted power laws.
 
+    For cells of one size it is the loss over training tokens.
+
     Example: [bold]gpas figure scaling quickstart-scaling[/bold]
     """
     paths = output.files(Path("scaling"))
@@ -135,13 +137,13 @@ def figure_scaling(names: Names = None, where: Where = None, *, output: Output) 
         print_json(ScalingJson(files=paths, panels=list(map(as_json, made.panels)), laws=laws, missing=made.missing))
     else:
         rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
-        headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")
+        headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "points")
         say(Columns(headers, rows, right=frozenset(headers[3:])))
     _say_missing(made.missing, chosen, "a result")
 
 
 def _exponent(law: Law) -> tuple[str, str]:
     if law.law is None:
-        return "-", "too few sizes"
+        return "-", f"too few {unit(law.over)}s"
     low, high = law.law.interval
     return f"{law.law.exponent:.4f}", f"{low:.4f} to {high:.4f}"

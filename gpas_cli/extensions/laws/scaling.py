@@ -1,4 +1,5 @@
-"""Loss over parameters and over training FLOPs by method, published and ours, with a power law through the sizes.
+"""Loss over parameters and over training FLOPs by method, published and ours, with a power law through the sizes; for
+cells of one size, loss over training tokens.
 
 Along the papers' sizes, tokens grow with parameters: these are laws of a family of trainings, not of parameters alone.
 """
@@ -82,38 +83,50 @@ _MOST_BANDS = 4  # in a panel; with more methods, only the exponents' intervals 
 _NOTE = "fitted exponent ± half of its 95 % interval"
 _CURVE_POINTS = 40  # of a fitted curve
 _AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
+_LENGTHS = (("tokens", "training tokens D"),)  # of cells that have one size
 
 
 @dataclass(frozen=True)
 class _Point:
-    """The loss of one method at one size, in nats per token: the mean over the seeds."""
+    """The loss of one method at one size and length, in nats per token: the mean over the seeds."""
 
     method: str
     norm: str
     gated: bool
     size: str
     parameters: float
+    tokens: float
     flops: float
     loss: float
 
 
 @dataclass(frozen=True)
 class Law:
-    """The power law of one method over one of AXES, None if there are too few sizes."""
+    """The power law of one method over one of AXES or LENGTHS, None if there are too few sizes or lengths."""
 
     source: Annotated[str, "ours, or the source of the published numbers"]
     method: str
-    over: Annotated[str, ("parameters", "flops")]
-    sizes: int
-    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
+    over: Annotated[str, ("parameters", "flops", "tokens")]
+    sizes: Annotated[int, "sizes, or lengths over tokens"]
+    law: Annotated[PowerLaw | None, "null for fewer than 3"]
 
     @property
     def words(self) -> str:
         """The exponent with its interval, or why there is none."""
         if self.law is None:
-            return f"{count(self.sizes, 'size')}; a power law needs {_LEAST_POINTS}"
+            return f"{self.through}; a power law needs {_LEAST_POINTS}"
         low, high = self.law.interval
-        return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'size')}"
+        return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {self.through}"
+
+    @property
+    def through(self) -> str:
+        """How many sizes or lengths the law goes through."""
+        return count(self.sizes, unit(self.over))
+
+
+def unit(over: str) -> str:
+    """Return what differs between the points of a law."""
+    return "length" if over == "tokens" else "size"
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,8 @@ def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[Pack, 
     panels: list[Figure] = []
     laws: list[Law] = []
     for title, points in sources:
-        for over, x in _AXES if points else ():
+        sizes = {point.parameters for point in points}
+        for over, x in _AXES if len(sizes) > 1 else _LENGTHS if points else ():
             own = []
             for method, alike in _by_method(points):
                 pairs = [(getattr(point, over), point.loss) for point in alike]
@@ -159,15 +173,16 @@ def _loss(entry: Entry, known: Recorded) -> tuple[float, float] | None:
 
 def _ours(entries: Sequence[Entry], known: Recorded) -> list[_Point]:
     """Return a point for each method and size, the mean over seeds."""
-    groups: dict[tuple[str, str], list[tuple[Entry, float, float]]] = {}
+    groups: dict[tuple[str, str, int], list[tuple[Entry, float, float]]] = {}
     methods = _methods(entries)
     for entry in {entry.cell.key: entry for entry in entries}.values():
         found = _loss(entry, known)
         if found is not None:
-            groups.setdefault((methods[entry.id], str(entry.axes["size"])), []).append((entry, *found))
+            key = (methods[entry.id], str(entry.axes["size"]), entry.cell.optim.updates)
+            groups.setdefault(key, []).append((entry, *found))
     return [
         _point(runs[0][0], method, aggregate([loss for _, loss, _ in runs]).mean, runs[0][2])
-        for (method, _), runs in groups.items()
+        for (method, *_), runs in groups.items()
     ]
 
 
@@ -193,7 +208,7 @@ def _methods(entries: Sequence[Entry]) -> dict[str, str]:
     precision bf16"."""
     titles = scheme_titles(entries)
     axes = dict.fromkeys(axis for entry in entries for axis in entry.axes)
-    further = [axis for axis in axes if axis not in ("size", "norm", "gate", "seed")]
+    further = [axis for axis in axes if axis not in ("size", "norm", "gate", "seed", "optim.steps")]
     varying = [axis for axis in further if len({entry.axes.get(axis) for entry in entries}) > 1]
     found = {}
     for entry in entries:
@@ -210,6 +225,7 @@ def _point(entry: Entry, method: str, loss: float, tokens: float) -> _Point:
         gated=entry.cell.model.gate is not None,
         size=str(entry.axes["size"]),
         parameters=parameters(entry.cell),
+        tokens=tokens,
         flops=flops_per_token(entry.cell) * tokens,
         loss=loss,
     )
@@ -237,5 +253,5 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
             title = f"{method}: \N{MINUS SIGN}{law.law.exponent:.3f} ± {half:.3f}"
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
-    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} sizes"
+    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} {unit(over)}s"
     return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)
