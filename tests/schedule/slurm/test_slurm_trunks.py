@@ -1,4 +1,4 @@
-"""Trainings that share their first updates, on a real controller: dependencies, a kill, a requeue, and the same bits."""
+"""Trainings that share their first updates, on a real controller: dependencies, a kill, and the same bits."""
 
 import os
 import signal
