@@ -15,6 +15,7 @@ import pytest
 import torch
 from gpu_report import Report, Result
 from gpu_scale import Scale
+from rivals import RIVALS
 
 from gpas_cli.model import layers
 
@@ -95,11 +96,13 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 @pytest.mark.long
 def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
     command = [
-        sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "facts", "--only", "compare", "--output",
-        str(tmp_path),
+        sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "facts", "--only", "compare", "--only", "rivals",
+        "--output", str(tmp_path),
     ]  # fmt: skip
     shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]).stdout
     printed = [json.loads(line) for line in shown.splitlines()]
     assert printed == json.loads((tmp_path / "gpu.json").read_text())
-    assert any("tokens/s over eager transformers'" in one["measure"] for one in printed)
+    for name in RIVALS:  # a rival that is not installed is a line
+        assert any(one["measure"].startswith(name) for one in printed)
+    assert not [one for one in printed if one["measure"].startswith("failed")]
     assert any(one["measure"] == "an update with GPAS over one without" for one in printed)
