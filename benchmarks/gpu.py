@@ -12,8 +12,8 @@ cases, in order:
 
     facts   the device, its clocks, versions, a compiler, and the peaks of a product of matrices and of a copy
     speed   LLaMA 71M, 350M and 1B with GPAS, full rows: the share of the peak FLOP/s (MFU), peak memory and the
-            predicted one, the kernels that take the time of an update, the head's share, and at 71M the head in chunks
-            of other sizes
+            predicted one, the kernels that take the time of an update, a roofline of each kind of them (`roofline.py`
+            explains its rows), the head's share, and at 71M the head in chunks of other sizes
     exact   LLaMA 71M with GPAS, padded rows: whether it runs under strict determinism, how many graphs each update
             compiles, how often an update waits for the device, whether compiled gradients are those of eager layers
     again   the same in another process, with an empty cache of compiled kernels, from a checkpoint and from the start:

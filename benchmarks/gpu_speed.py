@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from unittest.mock import patch
 
 import torch
 from gpu_report import Result
-from gpu_scale import Scale, guarded, wait
+from gpu_scale import Scale, guarded, seconds_of
+from roofline import PROFILED, profiled, roofline
 from torch import Tensor
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.spec.cost import predicted, whole_flops_per_token
@@ -39,7 +38,7 @@ def speed(scale: Scale) -> Iterator[Result]:
         for full, seconds in made:
             parts: dict[str, Iterator[Result]] = {
                 "memory": _memory(scale, size, full),
-                "kernels": _kernels(size, full),
+                "kernels and roofline": _kernels(scale, size, full),
                 "the head's share": _head(size, full, seconds),
             }
             if size == "71m":
@@ -76,13 +75,10 @@ def _padded(scale: Scale, size: str) -> Iterable[Result]:
     return _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1]
 
 
-def _kernels(size: str, loop: Loop) -> Iterator[Result]:
+def _kernels(scale: Scale, size: str, loop: Loop) -> Iterator[Result]:
     """Yield the kernels that take the most time of an update, and the time in which the device does nothing."""
     cuda = loop.precision.device.type == "cuda"
-    do = updates_of(loop)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as seen:
-        seconds = seconds_of(do, 1)
+    seconds, seen = profiled(updates_of(loop))
     name = "self_device_time_total" if cuda else "self_cpu_time_total"
     kind = DeviceType.CUDA if cuda else DeviceType.CPU  # an operation is listed apart from its kernels
     rows = [row for row in seen.key_averages() if row.device_type == kind and row.key != "Command Buffer Full"]
@@ -90,13 +86,14 @@ def _kernels(size: str, loop: Loop) -> Iterator[Result]:
     busy = sum(getattr(row, name) for row in rows) / 1e6
     for row in rows[:_KERNELS]:
         spent = getattr(row, name)
-        yield Result(
-            size, f"kernel {row.key[:80]}", f"{spent / 1e3:.3f} ms, {row.count} times, {spent / busy / 1e4:.1f} %"
-        )
+        text = f"{spent / 1e3 / PROFILED:.3f} ms, {row.count / PROFILED:g} times, {spent / busy / 1e4:.1f} %"
+        yield Result(size, f"kernel {row.key[:80]}", text)
     yield Result(size, "a profiled update", 1e3 * seconds, "ms")
     if cuda:
-        yield Result(size, "launches of an update", sum(row.count for row in rows))
-        yield Result(size, "the device does nothing in a profiled update", 100 * max(0.0, 1 - busy / seconds), "%")
+        yield Result(size, "launches of an update", sum(row.count for row in rows) / PROFILED)
+        idle = 100 * max(0.0, 1 - busy / PROFILED / seconds)
+        yield Result(size, "the device does nothing in a profiled update", idle, "%")
+    yield from roofline(size, scale.cell(size), seconds, seen, shrink=scale.shrink)
 
 
 def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:
@@ -218,12 +215,3 @@ def turns(scale: Scale, sides: Mapping[str, Callable[[int], None]]) -> list[dict
     for do in sides.values():
         do(WARMUP_UPDATES)
     return [{name: seconds_of(do, scale.block) for name, do in sides.items()} for _ in range(scale.rounds)]
-
-
-def seconds_of(do: Callable[[int], None], number: int) -> float:
-    """Return the seconds until the device has done `number` updates."""
-    wait()
-    began = time.perf_counter()
-    do(number)
-    wait()
-    return time.perf_counter() - began
