@@ -1,6 +1,7 @@
-"""benchmarks/gpu.py: results as they come, a deadline for each case, and every case at tiny size."""
+"""benchmarks/gpu.py and gpus.py: results as they come, a deadline for each case, and every case at tiny size."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import gpu
 import gpu_cases
 import gpu_exact
+import gpus
 import pytest
 import torch
 from gpu_report import Report, Result
@@ -143,3 +145,30 @@ def test_a_roofline_at_tiny_size() -> None:
 )
 def test_the_kind_of_a_kernel(chain: tuple[str, ...], kind: str) -> None:
     assert kind_of(chain) == kind
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([2], [("one", 1), ("ddp", 2), ("fsdp", 2), ("back", 1)]),
+        ([2, 4], [("one", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("back", 1)]),
+        ([5], [("one", 1), ("ddp", 5), ("fsdp", 5), ("back", 1)]),
+    ],
+)
+def test_the_layouts_of_several_processes(sizes: list[int], expected: list[tuple[str, int]]) -> None:
+    assert gpus.cases(sizes, gpus.LAYOUTS) == expected
+
+
+@pytest.mark.long
+def test_sharded_processes_beside_one_at_tiny_size(tmp_path: Path) -> None:
+    command = [
+        sys.executable, gpus.__file__, "--only", "fsdp", "--only", "back", "--processes", "2",
+        "--output", str(tmp_path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=SCRIPT.parents[1], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    found = {(one["case"], one["measure"]): one for one in json.loads((tmp_path / "gpus.json").read_text())}
+    for precision in ("fp32", "bf16"):
+        for measure in ("the same run again has the same bits", "losses", "weights", "resumed, from one-1"):
+            assert found["fsdp, 2 processes", f"{precision}: {measure}"]["met"]
+        assert found["back", f"{precision}: resumed, from fsdp-2"]["met"]
+    assert ("fsdp, 2 processes", "71m: MFU over one process's") in found
