@@ -1,9 +1,9 @@
-"""Measure one GPU in at most nine minutes: exactness, speed, memory, and a comparison with eager `transformers`.
+"""Measure one GPU in at most nine minutes: exactness, speed, memory, and a comparison with how others train it.
 
     PYTHONPATH=. python benchmarks/gpu.py --output results
 
-Needs torch, numpy, psutil and safetensors; the package need not be installed. Without `transformers`, the comparison is
-left out. Without a GPU, `--shrink` measures tiny networks: it shows that every case runs, and nothing about speed.
+Needs torch, numpy, psutil and safetensors; the package need not be installed. A rival that is not installed is a line
+of the report. Without a GPU, `--shrink` measures tiny networks: it shows that every case runs, and nothing about speed.
 
 Each case is a process of its own with a deadline, and each of its parts has at most half of the time that is left.
 A result is printed, and written to OUTPUT/gpu.json and OUTPUT/gpu.md, as soon as it is there; a part that fails or
@@ -12,14 +12,18 @@ cases, in order:
 
     facts   the device, its clocks, versions, a compiler, and the peaks of a product of matrices and of a copy
     speed   LLaMA 71M, 350M and 1B with GPAS, full rows: the share of the peak FLOP/s (MFU), peak memory and the
-            predicted one, the kernels that take the time of an update, the head's share, and at 71M the head in chunks
-            of other sizes
+            predicted one, the kernels that take the time of an update, a roofline of each kind of them (`roofline.py`
+            explains its rows), the head's share, and at 71M the head in chunks of other sizes
     exact   LLaMA 71M with GPAS, padded rows: whether it runs under strict determinism, how many graphs each update
             compiles, how often an update waits for the device, whether compiled gradients are those of eager layers
     again   the same in another process, with an empty cache of compiled kernels, from a checkpoint and from the start:
             whether all weights are the same to the bit
-    compare 71M and 350M: padded rows, an update with GPAS over one without, real tokens per second over those of
-            `transformers`, and at 71M not compiled over compiled
+    compare 71M and 350M: padded rows, an update with GPAS over one without, with the stream in bfloat16 over one
+            without, and at 71M not compiled over compiled
+    rivals  71M and 350M without GPAS, full and padded rows: the time of an update of `transformers`, compiled with and
+            without Liger's kernels, and as it is, of litgpt and of torchtitan (`rivals.py` has their settings), and of
+            ours without deterministic kernels, over that of ours with them, each beside ours in turns; of all, real
+            tokens (without padding) per second, MFU and peak memory. It takes nine minutes by itself: --only rivals
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from gpu_report import Report, Result, say
 
 SECONDS = 540.0
 # Case -> its share of the time that is left when it starts, relative to those of the cases after it.
-CASES = {"facts": 20, "speed": 220, "exact": 90, "again": 90, "compare": 120}
+CASES = {"facts": 20, "speed": 180, "exact": 80, "again": 80, "compare": 60, "rivals": 120}
 
 
 def run_all(cases: Sequence[str], seconds: float, report: Report, options: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from gpu_exact import LENIENT, again, exact
 from gpu_facts import facts
 from gpu_report import Result
+from gpu_rivals import rivals
 from gpu_scale import Scale, begin
 from gpu_speed import compare, speed
 
@@ -32,6 +33,6 @@ def measured(case: str, folder: Path, *, shrink: bool, seconds: float = math.inf
     elif case == "again":
         yield from again(scale, folder)
     else:
-        part = {"facts": facts, "speed": speed, "compare": compare}[case]
+        part = {"facts": facts, "speed": speed, "compare": compare, "rivals": rivals}[case]
         # Speeds of tiny networks say nothing about the goals.
         yield from (replace(one, goal="", met=None) if shrink else one for one in part(scale))

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +15,12 @@ from pathlib import Path
 import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded
-from gpu_speed import seconds_of
+from roofline import copy_bytes, product_flops
 
 from gpas_cli.train.device import choose_device
 
 _CASE = "facts"
 _CLOCKS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
-_REPEATS = 20
 
 
 def facts(scale: Scale) -> Iterator[Result]:
@@ -42,8 +41,8 @@ def facts(scale: Scale) -> Iterator[Result]:
     yield Result(_CASE, "allocator", os.environ.get("PYTORCH_ALLOC_CONF") or "as by default")
     if device.type == "cuda":
         yield from guarded(_CASE, "clocks", _clocks)
-    yield from guarded(_CASE, "a product", lambda: _product(scale, device))
-    yield from guarded(_CASE, "a copy", lambda: _copy(scale, device))
+    yield from guarded(_CASE, "a product", lambda: _product(scale))
+    yield from guarded(_CASE, "a copy", lambda: _copy(scale))
 
 
 def _clocks() -> Iterator[Result]:
@@ -52,26 +51,12 @@ def _clocks() -> Iterator[Result]:
     yield Result(_CASE, _CLOCKS.replace(",", ", "), shown.strip())
 
 
-def _product(scale: Scale, device: torch.device) -> Iterator[Result]:
+def _product(scale: Scale) -> Iterator[Result]:
     side = 256 if scale.shrink else 8192
-    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    seconds = _each(lambda: torch.mm(a, b))
-    yield Result(_CASE, f"a bf16 product of {side} x {side} matrices", 2 * side**3 / seconds / 1e12, "TFLOP/s")
+    rate = product_flops(side, torch.bfloat16)
+    yield Result(_CASE, f"a bf16 product of {side} x {side} matrices", rate / 1e12, "TFLOP/s")
 
 
-def _copy(scale: Scale, device: torch.device) -> Iterator[Result]:
-    size = 2**20 if scale.shrink else 2**30
-    a, b = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
-    seconds = _each(lambda: b.copy_(a))
-    yield Result(_CASE, "a copy, bytes read and written", 2 * size / seconds / 1e12, "TB/s")
-
-
-def _each(do: Callable[[], object]) -> float:
-    """Return the seconds of one of several repeats, after a warm-up."""
-
-    def repeat(number: int) -> None:
-        for _ in range(number):
-            do()
-
-    repeat(3)
-    return seconds_of(repeat, _REPEATS) / _REPEATS
+def _copy(scale: Scale) -> Iterator[Result]:
+    rate = copy_bytes(2**20 if scale.shrink else 2**30)
+    yield Result(_CASE, "a copy, bytes read and written", rate / 1e12, "TB/s")

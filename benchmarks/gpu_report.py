@@ -1,4 +1,4 @@
-"""The results of `gpu.py`, printed as they come and kept in files."""
+"""The results of `gpu.py` and `gpus.py`, printed as they come and kept in files."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Result:
 
 @dataclass
 class Report:
-    """Prints results as they come, and keeps the files in `folder` complete."""
+    """Prints results as they come, and keeps the files NAME.json and NAME.md in `folder` complete."""
 
     folder: Path | None
     as_json: bool
     results: list[Result]
+    name: str = "gpu"
 
     def begin(self) -> None:
         """Print the head of the table."""
@@ -59,8 +60,8 @@ class Report:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(self.folder / "gpu.json", json.dumps([asdict(one) for one in self.results], indent=2))
-            _write(self.folder / "gpu.md", "\n".join([HEADER, *(one.row() for one in self.results)]))
+            _write(self.folder / f"{self.name}.json", json.dumps([asdict(one) for one in self.results], indent=2))
+            _write(self.folder / f"{self.name}.md", "\n".join([HEADER, *(one.row() for one in self.results)]))
         except OSError as error:  # what was printed is there
             print(f"not written: {error}", file=sys.stderr, flush=True)
 

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
 from gpu_report import Result
-from gpu_scale import Scale, guarded, release, wait
+from gpu_scale import Scale, guarded, seconds_of
+from roofline import PROFILED, profiled, roofline
 from torch import Tensor
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.spec.cost import predicted, whole_flops_per_token
 from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loss as head
-from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
+from gpas_cli.train.bench import WARMUP_UPDATES, peak_memory
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
 
-if TYPE_CHECKING:
-    from transformers_llama import TransformersTraining
-
 MFU_GOALS = {"71m": 0.38, "350m": 0.48, "1b": 0.52}
-COMPARED = ("71m", "350m")  # with a network without gates, and with transformers
+COMPARED = ("71m", "350m")  # with a network without gates, and with rivals
 _KERNELS = 25
 
 
@@ -44,7 +38,7 @@ def speed(scale: Scale) -> Iterator[Result]:
         for full, seconds in made:
             parts: dict[str, Iterator[Result]] = {
                 "memory": _memory(scale, size, full),
-                "kernels": _kernels(size, full),
+                "kernels and roofline": _kernels(scale, size, full),
                 "the head's share": _head(size, full, seconds),
             }
             if size == "71m":
@@ -70,8 +64,6 @@ def compare(scale: Scale) -> Iterator[Result]:
             "padded rows": partial(_padded, scale, size),
             "GPAS over Pre-LN": partial(_gates, scale, size),
             "the stream in bfloat16": partial(_stream, scale, size),
-            "transformers, full rows": partial(_against_transformers, scale, size, "full"),
-            "transformers, padded rows": partial(_against_transformers, scale, size, "padded"),
         }
         if size == "71m" and not scale.shrink:
             parts["uncompiled"] = partial(_uncompiled, scale, size)
@@ -83,13 +75,10 @@ def _padded(scale: Scale, size: str) -> Iterable[Result]:
     return _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1]
 
 
-def _kernels(size: str, loop: Loop) -> Iterator[Result]:
+def _kernels(scale: Scale, size: str, loop: Loop) -> Iterator[Result]:
     """Yield the kernels that take the most time of an update, and the time in which the device does nothing."""
     cuda = loop.precision.device.type == "cuda"
-    do = updates_of(loop)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as seen:
-        seconds = seconds_of(do, 1)
+    seconds, seen = profiled(updates_of(loop))
     name = "self_device_time_total" if cuda else "self_cpu_time_total"
     kind = DeviceType.CUDA if cuda else DeviceType.CPU  # an operation is listed apart from its kernels
     rows = [row for row in seen.key_averages() if row.device_type == kind and row.key != "Command Buffer Full"]
@@ -97,13 +86,14 @@ def _kernels(size: str, loop: Loop) -> Iterator[Result]:
     busy = sum(getattr(row, name) for row in rows) / 1e6
     for row in rows[:_KERNELS]:
         spent = getattr(row, name)
-        yield Result(
-            size, f"kernel {row.key[:80]}", f"{spent / 1e3:.3f} ms, {row.count} times, {spent / busy / 1e4:.1f} %"
-        )
+        text = f"{spent / 1e3 / PROFILED:.3f} ms, {row.count / PROFILED:g} times, {spent / busy / 1e4:.1f} %"
+        yield Result(size, f"kernel {row.key[:80]}", text)
     yield Result(size, "a profiled update", 1e3 * seconds, "ms")
     if cuda:
-        yield Result(size, "launches of an update", sum(row.count for row in rows))
-        yield Result(size, "the device does nothing in a profiled update", 100 * max(0.0, 1 - busy / seconds), "%")
+        yield Result(size, "launches of an update", sum(row.count for row in rows) / PROFILED)
+        idle = 100 * max(0.0, 1 - busy / PROFILED / seconds)
+        yield Result(size, "the device does nothing in a profiled update", idle, "%")
+    yield from roofline(size, scale.cell(size), seconds, seen, shrink=scale.shrink)
 
 
 def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:
@@ -201,41 +191,6 @@ def _head_seconds(loop: Loop) -> float:
     return times * seconds_of(do, 3) / 3
 
 
-def _against_transformers(scale: Scale, size: str, rows: str) -> Iterator[Result]:
-    """Yield the ratio of tokens per second, on "full" or "padded" rows, if `transformers` is installed.
-
-    Ours is the training of the same network, Pre-LN without gates.
-    """
-    if find_spec("transformers") is None:
-        yield Result(size, f"compared with transformers, {rows} rows", "transformers is not installed")
-        return
-    from transformers_llama import TransformersTraining
-
-    cell = scale.cell(size, "none")
-    padded = rows == "padded"
-    theirs = TransformersTraining(cell, SyntheticBatches(cell, padded=padded), masked=padded)
-    at_once = _fitting_rows(theirs, cell.optim.batch)
-    ours = scale.loop(size, "none", padded=padded)
-    sides = {"ours": updates_of(ours), "theirs": lambda number: theirs.updates(number, at_once)}
-    found = ratio(scale, sides, "theirs", "ours")
-    measure = f"tokens/s over eager transformers', {rows} rows (theirs: {at_once} rows at once)"
-    yield Result(size, measure, found, goal=">= 2", met=found >= 2)
-
-
-def _fitting_rows(theirs: TransformersTraining, rows: int) -> int:
-    """Return the largest of `rows`, half of them, a quarter, ... that fit the device at once."""
-    while True:
-        try:
-            theirs.update(rows)
-            return rows
-        except torch.OutOfMemoryError:
-            if rows == 1:
-                raise
-            theirs.adam.zero_grad(set_to_none=True)
-            release()
-            rows //= 2
-
-
 def updates_of(loop: Loop) -> Callable[[int], None]:
     """Return a function that does so many updates, with batches made in advance as in a training."""
     source = loop.batches
@@ -252,16 +207,11 @@ def updates_of(loop: Loop) -> Callable[[int], None]:
 
 def ratio(scale: Scale, sides: Mapping[str, Callable[[int], None]], over: str, under: str) -> float:
     """Return the median over rounds of the ratio of seconds of two sides that take turns, after a warm-up of both."""
+    return statistics.median(seconds[over] / seconds[under] for seconds in turns(scale, sides))
+
+
+def turns(scale: Scale, sides: Mapping[str, Callable[[int], None]]) -> list[dict[str, float]]:
+    """Return the seconds of a block of updates of each side in each round, after a warm-up of all."""
     for do in sides.values():
         do(WARMUP_UPDATES)
-    rounds = [{name: seconds_of(do, scale.block) for name, do in sides.items()} for _ in range(scale.rounds)]
-    return statistics.median(seconds[over] / seconds[under] for seconds in rounds)
-
-
-def seconds_of(do: Callable[[int], None], number: int) -> float:
-    """Return the seconds until the device has done `number` updates."""
-    wait()
-    began = time.perf_counter()
-    do(number)
-    wait()
-    return time.perf_counter() - began
+    return [{name: seconds_of(do, scale.block) for name, do in sides.items()} for _ in range(scale.rounds)]

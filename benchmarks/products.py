@@ -20,10 +20,11 @@ class LinearMap:
     """y = x W^T and its gradients, dy W and dy^T x, into tensors that exist already. x: (tokens, inputs)."""
 
     def __init__(self, tokens: int, inputs: int, outputs: int, dtype: torch.dtype):
-        generator = torch.Generator().manual_seed(0)
+        device = choose_device()
+        generator = torch.Generator(device).manual_seed(0)
 
         def matrix(rows: int, columns: int) -> Tensor:
-            return torch.randn(rows, columns, generator=generator).to(choose_device(), dtype)
+            return torch.randn(rows, columns, generator=generator, device=device).to(dtype)
 
         self.x = matrix(tokens, inputs)
         self.d_x = torch.empty_like(self.x)

@@ -1,6 +1,7 @@
-"""benchmarks/gpu.py: results as they come, a deadline for each case, and every case at tiny size."""
+"""benchmarks/gpu.py and gpus.py: results as they come, a deadline for each case, and every case at tiny size."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,17 @@ from typing import Any
 import gpu
 import gpu_cases
 import gpu_exact
+import gpus
 import pytest
 import torch
 from gpu_report import Report, Result
 from gpu_scale import Scale
+from gpu_speed import _kernels
+from rivals import RIVALS
+from roofline import KINDS, kind_of, least
 
 from gpas_cli.model import layers
+from gpas_cli.spec.cost import whole_flops_per_token
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -95,11 +101,74 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 @pytest.mark.long
 def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
     command = [
-        sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "facts", "--only", "compare", "--output",
-        str(tmp_path),
+        sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "facts", "--only", "compare", "--only", "rivals",
+        "--output", str(tmp_path),
     ]  # fmt: skip
     shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]).stdout
     printed = [json.loads(line) for line in shown.splitlines()]
     assert printed == json.loads((tmp_path / "gpu.json").read_text())
-    assert any("tokens/s over eager transformers'" in one["measure"] for one in printed)
+    for name in RIVALS:  # a rival that is not installed is a line
+        assert any(one["measure"].startswith(name) for one in printed)
+    assert not [one for one in printed if one["measure"].startswith("failed")]
     assert any(one["measure"] == "an update with GPAS over one without" for one in printed)
+
+
+def test_the_parts_of_a_roofline_have_all_flops_of_an_update() -> None:
+    cell = Scale(shrink=True).cell("71m")
+    parts = least(cell, 100)
+    assert set(parts) == set(KINDS)
+    flops = sum(part.flops for each in parts.values() for part in each)
+    assert flops == pytest.approx(100 * whole_flops_per_token(cell))
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_roofline_at_tiny_size() -> None:
+    scale = Scale(shrink=True)
+    found = {one.measure: one for one in _kernels(scale, "71m", scale.loop("71m", padded=False))}
+    assert all("at its bound" in found[f"roofline: {kind}"].value for kind in KINDS)
+    assert found["roofline: MFU with all kinds at their bounds"].value > 0
+
+
+@pytest.mark.parametrize(
+    ("chain", "kind"),
+    [
+        (("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_TNT", "aten::mm", "_LinearCrossEntropy"), "head"),
+        (("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "aten::mm", "CompiledFunction"), "products"),
+        (("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",), "attention"),
+        (("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",), "norms"),
+        (("triton_poi_fused__to_copy_mul_silu_3",), "SwiGLU"),
+        (("aten::mm", "aten::matmul", "_GatedDown"), "products"),
+        (("aten::mul", "_GatedDownBackward"), "SwiGLU"),
+        (("void at::native::multi_tensor_apply_kernel<...FusedAdam...>",), "optimizer"),
+        (("aten::mul",), "the rest"),
+    ],
+)
+def test_the_kind_of_a_kernel(chain: tuple[str, ...], kind: str) -> None:
+    assert kind_of(chain) == kind
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([2], [("one", 1), ("ddp", 2), ("fsdp", 2), ("back", 1)]),
+        ([2, 4], [("one", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("back", 1)]),
+        ([5], [("one", 1), ("ddp", 5), ("fsdp", 5), ("back", 1)]),
+    ],
+)
+def test_the_layouts_of_several_processes(sizes: list[int], expected: list[tuple[str, int]]) -> None:
+    assert gpus.cases(sizes, gpus.LAYOUTS) == expected
+
+
+@pytest.mark.long
+def test_sharded_processes_beside_one_at_tiny_size(tmp_path: Path) -> None:
+    command = [
+        sys.executable, gpus.__file__, "--only", "fsdp", "--only", "back", "--processes", "2",
+        "--output", str(tmp_path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=SCRIPT.parents[1], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    found = {(one["case"], one["measure"]): one for one in json.loads((tmp_path / "gpus.json").read_text())}
+    for precision in ("fp32", "bf16"):
+        for measure in ("the same run again has the same bits", "losses", "weights", "resumed, from one-1"):
+            assert found["fsdp, 2 processes", f"{precision}: {measure}"]["met"]
+        assert found["back", f"{precision}: resumed, from fsdp-2"]["met"]
+    assert ("fsdp, 2 processes", "71m: MFU over one process's") in found
