@@ -26,9 +26,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, user_name
 from gpas_cli.files import replace_file
-from gpas_cli.permissions import user_name
 
 _TRUSTED_VARIABLE = "GPAS_TRUSTED"
 _ROOT_ID = 0

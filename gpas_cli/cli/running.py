@@ -25,7 +25,6 @@ from gpas_cli.cli.selection import experiments, project, without_runs
 from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, render, render_shrunk
 from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.data import stdlib
-from gpas_cli.documents import CellStateJson, DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
@@ -42,7 +41,7 @@ from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.status import OUTCOMES, RETRIED
 from gpas_cli.store.snapshot import current_code
-from gpas_cli.structure import FLAT, OPTIONAL, Document, Number, plain
+from gpas_cli.structure import FLAT, OPTIONAL, CellStateJson, Document, DocumentJson, Number, plain
 from gpas_cli.words import count, listed
 
 WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells without a result end

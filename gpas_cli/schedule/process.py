@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import explain, user_name
+from gpas_cli.errors import GpasError, explain, user_name
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import lives, process_path

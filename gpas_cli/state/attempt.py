@@ -13,10 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, explain
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
 from gpas_cli.files import read_regular
-from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.claims import SILENCE_SECONDS
 from gpas_cli.state.locks import Lock

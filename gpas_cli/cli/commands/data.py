@@ -21,14 +21,13 @@ from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, Totals, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import requirements
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
 from gpas_cli.spec.data import TextDemand
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import byte_size, count, left_out
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)

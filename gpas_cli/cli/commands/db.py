@@ -10,13 +10,13 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync as read_new
 from gpas_cli.store.refresh import ingest
 from gpas_cli.store.session import connect
+from gpas_cli.structure import DocumentJson
 from gpas_cli.words import count, listed, verb
 
 _NAMED = 5

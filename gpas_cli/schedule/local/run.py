@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import advise
+from gpas_cli.errors import GpasError, advise
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs

@@ -33,8 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import user_name
+from gpas_cli.errors import GpasError, user_name
 from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
 from gpas_cli.schedule.slurm import accounting, client, squeue, submission
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
