@@ -121,7 +121,7 @@ class Files(Source):
         """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if it matches
         what cannot be read."""
         pattern = Path(words).expanduser()
-        found = [Path(p) for p in glob.glob(str(_rooted(self.root, pattern)), recursive=True)]  # noqa: PTH207
+        found = [self.root / p for p in glob.glob(str(pattern), root_dir=self.root, recursive=True)]  # noqa: PTH207
         base = _rooted_base(self.root, pattern)
         folders = {path for path in found if path.is_dir()}
         files = {path.relative_to(base).as_posix(): path for path in found if path not in folders}
@@ -329,10 +329,6 @@ def _nearest(root: Path, pattern: Path) -> str:
     except OSError:  # the folder may not be listed
         return ""
     return f"there is no {folder / part}, {hint}" if hint.startswith("did") else ""
-
-
-def _rooted(root: Path, pattern: Path) -> Path:
-    return pattern if pattern.is_absolute() else Path(glob.escape(str(root))) / pattern
 
 
 def _rooted_base(root: Path, pattern: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,10 @@ from gpas_cli.cli.selection import project
 from gpas_cli.errors import Exit
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
+from gpas_cli.store.ingest import Ingested
 from gpas_cli.store.ingest import sync as read_new
 from gpas_cli.store.refresh import ingest
-from gpas_cli.store.session import connect
-from gpas_cli.structure import DocumentJson
+from gpas_cli.structure import FLAT, DocumentJson
 from gpas_cli.words import count, listed, verb
 
 _NAMED = 5
@@ -182,11 +183,7 @@ def merge(
 class SyncedJson(DocumentJson):
     """`gpas db sync --json`."""
 
-    attempts: Annotated[int, "attempts that changed"]
-    events: int
-    damaged: Annotated[int, "damaged lines"]
-    gone: Annotated[int, "run directories that have disappeared since the last time"]
-    problems: Sequence[str]
+    read: Ingested = field(metadata=FLAT)
 
 
 @app.command()
@@ -196,17 +193,10 @@ def sync(as_json: AsJson = False) -> None:
     Example: [bold]gpas db sync[/bold]
     """
     here = project()
-    engine = connect(here.database)
-    try:
+    with session.opened(here.database) as engine:
         result = read_new(engine, here.runs)
-    finally:
-        engine.dispose()
     if as_json:
-        document = SyncedJson(
-            attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
-            problems=result.problems,
-        )  # fmt: skip
-        print_json(document)
+        print_json(SyncedJson(read=result))
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     say(", ".join(count(number, noun) for number, noun in parts))
