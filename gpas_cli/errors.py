@@ -18,12 +18,13 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-from gpas_cli.words import listed
+from gpas_cli.words import grouped, listed
 
 _MOST_VALID = 24  # names in a hint
 
@@ -118,12 +119,9 @@ def nearest(given: object, valid: Iterable[str]) -> str:
 @cache
 def _other_words() -> dict[str, list[str]]:
     """Return the words of other tools in other_words.txt, each with what to write here."""
-    found: dict[str, list[str]] = {}
-    for line in Path(__file__).with_name("other_words.txt").read_text("utf-8").splitlines():
-        text, equals, words = line.partition(" = ")
-        for word in words.split() if equals else ():
-            found.setdefault(word, []).append(text)
-    return found
+    lines = Path(__file__).with_name("other_words.txt").read_text("utf-8").splitlines()
+    rows = (line.partition(" = ") for line in lines if " = " in line)
+    return grouped((word, text) for text, _, words in rows for word in words.split())
 
 
 def closest(given: object, valid: Iterable[str]) -> str:
@@ -192,10 +190,9 @@ def _plain(error: Exception) -> str:
 
 def user_name(number: int) -> str:
     """Return the name of the user with this number, or the number if it has no name."""
-    try:
+    with suppress(KeyError):
         return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
+    return f"user {number}"
 
 
 def _obstacle(path: Path) -> Path:

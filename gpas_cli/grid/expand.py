@@ -18,6 +18,7 @@ from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN, TOKENISE
+from gpas_cli.words import grouped
 
 
 @dataclass
@@ -168,9 +169,8 @@ class Expansion:
     ) -> dict[str, list[Draft]]:
         """Return the cells by those of the names without a seed that `section` of a file beside the experiments has at
         these places; a name that no cell has is a problem."""
-        known: dict[str, list[Draft]] = {}
-        for draft in drafts if places else ():
-            known.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
+        chosen = drafts if places else ()
+        known = grouped((family_name(grid.axis_names, draft.labels), draft) for draft in chosen)
         for name in (name for name in places if name not in known):
             message = f"grid {grid.name} has no cell '{name}'; {nearest(name, known)}"
             self.report(Problem((section, grid.name, name), message, str(places[name])))

@@ -18,7 +18,7 @@ from gpas_cli.store.ingest import Ingested
 from gpas_cli.store.ingest import sync as read_new
 from gpas_cli.store.refresh import ingest
 from gpas_cli.structure import FLAT, DocumentJson
-from gpas_cli.words import count, listed, verb
+from gpas_cli.words import count, grouped, listed, verb
 
 _NAMED = 5
 
@@ -27,9 +27,7 @@ def _merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
     """Yield a line for each kind of result of the merge."""
     if not stages:
         yield "There is no result to copy."
-    groups: dict[str, list[MergedStage]] = {}
-    for stage in stages:
-        groups.setdefault(stage.what, []).append(stage)
+    groups = grouped((stage.what, stage) for stage in stages)
     if copied := groups.get("copied"):
         attempts = count(sum(stage.attempts for stage in copied), "attempt")
         yield f"{'Would copy' if dry_run else 'Copied'} {count(len(copied), 'stage')} with {attempts}: {_names(copied)}"

@@ -24,6 +24,7 @@ from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_s
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
+from gpas_cli.words import grouped
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 _EARLY_SHARE = 0.2  # of the updates
@@ -251,9 +252,7 @@ def _plain(comparison: Comparison, entries: Sequence[Entry], known: Recorded) ->
     bases = _bases(comparison, subjects, candidates)
     needed = {entry.id: entry for entry in [*subjects, *bases.values()]}
     numbers = tried or measure(list(needed.values()), comparison.value, comparison.over, known)
-    by_group: dict[_GroupKey, list[Entry]] = {}
-    for entry in subjects:
-        by_group.setdefault(tuple(entry.axes.get(axis) for axis in comparison.by), []).append(entry)
+    by_group = grouped((tuple(entry.axes.get(axis) for axis in comparison.by), entry) for entry in subjects)
     return [_group(comparison, key, found, bases, numbers) for key, found in by_group.items()]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
@@ -14,6 +14,7 @@ from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
 from gpas_cli.spec.extensions import measured_columns
 from gpas_cli.spec.stage import Metric, called
+from gpas_cli.words import grouped
 
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
@@ -161,10 +162,7 @@ def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
 
 def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
     """Return the entries that differ only in the axis `over` together, in declared order."""
-    found: dict[Hashable, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.labels_without(over), []).append(entry)
-    return list(found.values())
+    return list(grouped((entry.labels_without(over), entry) for entry in entries).values())
 
 
 def best_variant(

@@ -19,7 +19,7 @@ from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.structure import Number
-from gpas_cli.words import abbreviated, count, fixed, left_out, listed, verb
+from gpas_cli.words import abbreviated, count, fixed, grouped, left_out, listed, verb
 
 _T = TypeVar("_T")
 
@@ -352,9 +352,7 @@ def _used(table: Table) -> list[str]:
 
 
 def _unserved(table: Table) -> Iterator[Note]:
-    found: dict[str, list[_Place]] = {}
-    for row, column, _, printed in _printed(table):
-        found.setdefault(printed.unserved, []).append((row, column))
+    found = grouped((printed.unserved, (row, column)) for row, column, _, printed in _printed(table))
     for why in filter(None, found):
         yield Note("remark", f"no cell here{_where(table, found[why], tuple(table.published))}: {why}")
 
@@ -367,9 +365,7 @@ def _compared(table: Table) -> Iterator[Note]:
         if printed.cell.table
     }
     for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
-        counts: dict[int, list[_Place]] = {}
-        for row, i, _, printed in _printed(table):
-            counts.setdefault(printed.cell.batches, []).append((row, i))
+        counts = grouped((printed.cell.batches, (row, i)) for row, i, _, printed in _printed(table))
         own = [f"{n}{_where(table, counts[n], tuple(table.published))}" for n in counts if n]
         batches = f"; its numbers of batches, {', '.join(own)}, are put in place of ours" if own else ""
         yield Note(

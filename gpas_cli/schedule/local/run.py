@@ -318,7 +318,6 @@ def _reason(task: _StageRun) -> str:
 
 def _asked_to_signal(directory: Path) -> bool:
     """Return whether the attempt is to be cancelled and its scheduler has to send the signal."""
-    try:
+    with suppress(OSError, GpasError):
         return not read_request(directory).signalled
-    except (OSError, GpasError):
-        return False
+    return False

@@ -198,10 +198,9 @@ def _removed(made: Submission, known: Mapping[int, Job], *, alive: bool) -> Iter
 
 def _remembered_seconds() -> float:
     """Return for how long the controller remembers an ended job, 0 if unknown."""
-    try:
+    with suppress(GpasError):
         return seconds(client.configuration().get("MinJobAge", "0"))
-    except GpasError:
-        return 0.0
+    return 0.0
 
 
 def _path(runs: Path) -> Path:
