@@ -226,7 +226,10 @@ def _column(path: Path, field: str) -> Iterator[bytes | None]:
     Raises DataError if the file has no such column of text, or cannot be read.
     """
     with opened_parquet(path) as file:
-        _check_column(path, file.schema_arrow, field)
+        if field not in file.schema_arrow.names:
+            raise DataError(f"{path}: no column '{field}' (data.text_field); {nearest(field, file.schema_arrow.names)}")
+        if str(file.schema_arrow.field(field).type) not in ("string", "large_string", "string_view"):
+            raise DataError(f"{path}: the column '{field}' is not text but {file.schema_arrow.field(field).type}")
         for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
             yield from batch.column(0).cast("large_binary").to_pylist()
 
@@ -252,13 +255,6 @@ def opened_parquet(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-
-
-def _check_column(path: Path, schema: Any, field: str) -> None:
-    if field not in schema.names:
-        raise DataError(f"{path}: no column '{field}' (data.text_field); {nearest(field, schema.names)}")
-    if str(schema.field(field).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: the column '{field}' is not text but {schema.field(field).type}")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -20,19 +20,11 @@ States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
 
 # States without a number, in the order in which a table cell names them, and their names.
-STATE_NAMES = {
-    "diverged": "diverged",
-    "not finite": "not finite",
-    "running": "running",
-    "queued": "queued",
-    "interrupted": "interrupted",
-    "failed": "failed",
-    "cancelled": "cancelled",
-    "unknown": "unknown",
-    "missing": "missing",
-    "unsynced": "not ingested",
-    "unrecorded": "not recorded",
-}
+_ORDER = (
+    *("diverged", "not finite", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing"),
+    *("unsynced", "unrecorded"),
+)
+STATE_NAMES = {"unsynced": "not ingested", "unrecorded": "not recorded"}
 NO_UNIT = "unit missing"  # of a number that is relative to another, which is missing
 REFERENCE = "perplexity_reference"
 _LARGEST = 709  # of the losses whose perplexity a float can be
@@ -194,7 +186,7 @@ def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:
         diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
         return f"{len(statuses) - len(missing)}/{len(statuses)} {over}s{diverged}"
     words = []
-    order = [*STATE_NAMES, *(state for state in counts if state not in STATE_NAMES)]
+    order = [*_ORDER, *(state for state in counts if state not in _ORDER)]
     for state in sorted(counts, key=order.index):
         name = STATE_NAMES.get(state, state)
         known = [s.progress for s in missing if s.state == state and s.progress is not None]

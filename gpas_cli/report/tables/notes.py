@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpas_cli.grid.document import spelled
+from gpas_cli.report.labels import in_words
 from gpas_cli.report.papers import load
 from gpas_cli.report.papers.printed import label_of
 from gpas_cli.report.papers.recipes import OBJECTIVE, Deviation, recipes
@@ -422,8 +423,8 @@ def _deviations(table: Table) -> Iterator[Note]:
             sources = list(by_source)
             places = [place for source in sources for place in by_source[source]]
             code = " (in its code)" if one.origin == "code" else ""
-            ours = "without a counterpart here" if one.ours is None else f"{_word(one.ours)} here"
-            said = f"{_word(one.published)} in {_titles(table, sources)}{code}, {ours}"
+            ours = "without a counterpart here" if one.ours is None else f"{in_words(one.ours)} here"
+            said = f"{in_words(one.published)} in {_titles(table, sources)}{code}, {ours}"
             parts.append(f"{said}{_where(table, places, sources)}")
         yield Note("recipe", f"{setting}: {'; '.join(parts)}")
 
@@ -483,10 +484,6 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
 
 def _titles(table: Table, sources: Sequence[str]) -> str:
     return ", ".join(table.published[source].short for source in sources)
-
-
-def _word(value: Any) -> str:
-    return str(spelled(value)) if isinstance(value, bool | int | float | str) else str(value)
 
 
 # In the order in which their notes are printed.
