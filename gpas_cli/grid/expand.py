@@ -366,17 +366,6 @@ def _recipe(settings: Node, scope: Scope) -> Node | None:
     return placed(built_in, children(settings)["size"].mark)
 
 
-def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:
-    """Return the grid that declares a cell and the cell's name there without its seed, by which seeds are added to it.
-
-    None if no grid declares the cell.
-    """
-    if entry.declared is None or entry.declared.grid not in experiments.grids:
-        return None
-    grid = experiments.grids[entry.declared.grid]
-    return grid.name, family_name(grid.axis_names, entry.axes)
-
-
 def _name(grid: Grid, draft: Draft) -> str:
     """Return the name of a cell; one with an added seed has the seed in its name even if the grid does not vary it."""
     return cell_name((*grid.axis_names, "seed") if draft.added else grid.axis_names, draft.labels)
