@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from gpas_cli.errors import Exit, GpasError
-from gpas_cli.permissions import advise
+from gpas_cli.errors import Exit, GpasError, advise
 from gpas_cli.words import printable
 
 _EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended

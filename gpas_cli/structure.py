@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from gpas_cli.errors import StoreError
 
@@ -38,6 +38,27 @@ class Document:
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+StateJson = Annotated[
+    str, ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
+]
+CellStateJson = Annotated[
+    str,
+    ("missing", "queued", "running", "interrupted", "done", "diverged", "not finite", "failed", "cancelled", "unknown"),
+    "not finite: diverged in the first tenth of its updates, which is no result; counts and --state say diverged",
+]
+Time = Annotated[float, "unix time, seconds"]
+
+
+class DocumentJson(Document):
+    """A whole document, which stands beside the function that makes it; `tools/schemas.py` names that of each command.
+
+    It begins with its version, which grows when a reader of the old form would misread the new one; new fields may come
+    at any time.
+    """
+
+    schema: Annotated[Literal[1], "version of the document's form"] = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

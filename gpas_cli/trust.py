@@ -24,11 +24,11 @@ import os
 import shlex
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, user_name
 from gpas_cli.files import replace_file
-from gpas_cli.permissions import user_name
 
 _TRUSTED_VARIABLE = "GPAS_TRUSTED"
 _ROOT_ID = 0
@@ -85,17 +85,15 @@ def _fault(path: Path) -> str:
 
 def _has_access_list(path: Path) -> bool:
     """Return whether a file has an access list. Its mode then shows as the group's what the list grants anyone."""
-    try:
+    with suppress(OSError, AttributeError):  # a file system, or a system, without such lists
         return "system.posix_acl_access" in os.listxattr(path)
-    except (OSError, AttributeError):  # a file system, or a system, without such lists
-        return False
+    return False
 
 
 def _group(number: int) -> str:
-    try:
+    with suppress(KeyError):
         return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
+    return str(number)
 
 
 def _private(number: int) -> bool:

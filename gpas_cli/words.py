@@ -11,15 +11,28 @@ stopwatch(3723)                1:02:03
 clock_time(moment)             14:05, or Sat 22 Nov 14:05 if that is not within half a day
 date_and_time(moment)          2025-11-22 14:05:09
 listed(["a", "b", "c"], 2)     a, b and 1 more
+grouped([(1, "a"), (2, "b"), (1, "c")])   {1: ["a", "c"], 2: ["b"]}
 printable(escape + "[1m")      \\x1b[1m
 """
 
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 _HALF_A_DAY_SECONDS = 43_200.0
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return the second parts of the pairs by the first ones, each in order."""
+    found: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def count(number: int, noun: str, plural: str = "") -> str:

@@ -18,9 +18,8 @@ from face import Face, face
 from users import ordinary
 
 from gpas_cli import file_systems
-from gpas_cli.errors import Exit
+from gpas_cli.errors import _SHARING, Exit, advise, explain
 from gpas_cli.files import append_regular, fsync, open_regular, parse_json, read_regular, replace_file
-from gpas_cli.permissions import _SHARING, advise, explain
 from gpas_cli.state import locks
 from gpas_cli.state.observe import observe
 from gpas_cli.store.rundir import AttemptDir

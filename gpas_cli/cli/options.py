@@ -181,10 +181,6 @@ Notify = Annotated[
         help=f"Run this command at the end, with a summary line in ${SUMMARY_VARIABLE} and JSON on standard input.",
     ),
 ]
-_Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
-]
-_Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +188,11 @@ class RunOptions:
     """The scheduler, the number of jobs at once (None: no limit), and how the command confirms, waits and reports."""
 
     executor: Executor = "auto"
-    jobs: _Jobs = None
-    wait: _Wait = False
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array."),
+    ] = None
+    wait: Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")] = False
     yes: Yes = False
     notify: Notify = None
     as_json: AsJson = False

@@ -25,7 +25,6 @@ from gpas_cli.cli.selection import experiments, project, without_runs
 from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, render, render_shrunk
 from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.data import stdlib
-from gpas_cli.documents import CellStateJson, DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
@@ -42,8 +41,8 @@ from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.status import OUTCOMES, RETRIED
 from gpas_cli.store.snapshot import current_code
-from gpas_cli.structure import FLAT, OPTIONAL, Document, Number, plain
-from gpas_cli.words import count, listed
+from gpas_cli.structure import FLAT, OPTIONAL, CellStateJson, Document, DocumentJson, Number, plain
+from gpas_cli.words import count, grouped, listed
 
 WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells without a result end
 _ASK_ABOVE_HOURS = 1.0
@@ -235,9 +234,7 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
 def _print_reasons(summary: RunSummary) -> None:
     """Print why cells have no result."""
     for name in WITHOUT_RESULT:
-        by_reason: dict[str, list[str]] = {}
-        for item in getattr(summary, name):
-            by_reason.setdefault(item.reason, []).append(item.entry.id)
+        by_reason = grouped((item.reason, item.entry.id) for item in getattr(summary, name))
         for reason, ids in by_reason.items():
             say(f"{name}: {listed(ids, _NAMED)}{reason and f': {reason}'}")
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +85,17 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
 
 def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
     while True:
-        try:
+        with suppress(Timeout):
             lock.acquire(timeout=POLL_SECONDS)
-        except Timeout:
-            if until():
-                return False
-        else:
             return True
+        if until():
+            return False
 
 
 def _sweep(folder: Path) -> None:
     """Remove temporary files of killed writers, a day old or more: on a file system without locks, younger ones may
     still be written to."""
     for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-        try:
+        with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
-        except FileNotFoundError:
-            continue

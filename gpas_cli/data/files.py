@@ -121,7 +121,7 @@ class Files(Source):
         """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if it matches
         what cannot be read."""
         pattern = Path(words).expanduser()
-        found = [Path(p) for p in glob.glob(str(_rooted(self.root, pattern)), recursive=True)]  # noqa: PTH207
+        found = [self.root / p for p in glob.glob(str(pattern), root_dir=self.root, recursive=True)]  # noqa: PTH207
         base = _rooted_base(self.root, pattern)
         folders = {path for path in found if path.is_dir()}
         files = {path.relative_to(base).as_posix(): path for path in found if path not in folders}
@@ -226,7 +226,10 @@ def _column(path: Path, field: str) -> Iterator[bytes | None]:
     Raises DataError if the file has no such column of text, or cannot be read.
     """
     with opened_parquet(path) as file:
-        _check_column(path, file.schema_arrow, field)
+        if field not in file.schema_arrow.names:
+            raise DataError(f"{path}: no column '{field}' (data.text_field); {nearest(field, file.schema_arrow.names)}")
+        if str(file.schema_arrow.field(field).type) not in ("string", "large_string", "string_view"):
+            raise DataError(f"{path}: the column '{field}' is not text but {file.schema_arrow.field(field).type}")
         for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
             yield from batch.column(0).cast("large_binary").to_pylist()
 
@@ -252,13 +255,6 @@ def opened_parquet(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-
-
-def _check_column(path: Path, schema: Any, field: str) -> None:
-    if field not in schema.names:
-        raise DataError(f"{path}: no column '{field}' (data.text_field); {nearest(field, schema.names)}")
-    if str(schema.field(field).type) not in ("string", "large_string", "string_view"):
-        raise DataError(f"{path}: the column '{field}' is not text but {schema.field(field).type}")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -329,10 +325,6 @@ def _nearest(root: Path, pattern: Path) -> str:
     except OSError:  # the folder may not be listed
         return ""
     return f"there is no {folder / part}, {hint}" if hint.startswith("did") else ""
-
-
-def _rooted(root: Path, pattern: Path) -> Path:
-    return pattern if pattern.is_absolute() else Path(glob.escape(str(root))) / pattern
 
 
 def _rooted_base(root: Path, pattern: Path) -> Path:

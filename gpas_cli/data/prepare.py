@@ -10,7 +10,6 @@ from pathlib import Path
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, cached_survey
 from gpas_cli.data.files import Files
-from gpas_cli.data.hub import C4, HfDataset, HubFiles
 from gpas_cli.data.loader import rows_needed
 from gpas_cli.data.rows import MixedRows, Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
@@ -26,16 +25,19 @@ def open_source(data: Data, cache: Path, root: Path) -> Source:
     made: Source
     if data.source == "files":
         made = Files(data.path, data.text_field, root, data.validation)
-    elif data.source == "hf":
-        made = HfDataset(data.path, data.text_field, root)
-    elif data.source == "hf-files":
-        made = HubFiles(data.path, data.text_field, cache)
+    elif data.source == "stdlib":
+        made = Stdlib()
     elif data.source in PAIR_SOURCES:
         from gpas_cli.data import pairs  # which few cells read
 
         made = pairs.opened(data, root)
     else:
-        made = C4(cache) if data.source == "c4" else Stdlib()
+        from gpas_cli.data import hub  # which a text of this machine does without
+
+        if data.source == "hf-files":
+            made = hub.HubFiles(data.path, data.text_field, cache)
+        else:
+            made = hub.HfDataset(data.path, data.text_field, root) if data.source == "hf" else hub.C4(cache)
     made.skip = data.malformed == "skip"
     return made
 
@@ -145,10 +147,6 @@ class Need:
         """Return how much there is, in the need's measure."""
         targets = totals.tokens - totals.documents
         return {"documents": totals.documents, "tokens": totals.tokens, "targets": targets}[self.measure]
-
-    def is_met(self, totals: Totals) -> bool:
-        """Return whether there is enough text."""
-        return self.of(totals) >= self.amount
 
 
 # Called with the split, what it needs (None: all of it), and how much of it exists.
@@ -326,7 +324,7 @@ def _need(source: Source, data: Data, split: str, rows: int | None) -> Need | No
 
 def _enough(need: Need | None) -> Callable[[Totals], bool]:
     """Return the predicate of `need`; for None, one that is never true, as all of the text is needed."""
-    return need.is_met if need is not None else lambda totals: False
+    return lambda totals: need is not None and need.of(totals) >= need.amount
 
 
 def _open(data: Data, tokenizer: Tokenizer, split: str, shards: Sequence[Shard], limit: int | None) -> Rows:

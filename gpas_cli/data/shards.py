@@ -404,17 +404,17 @@ def markers_in(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CachedCorpus:
-    """One token cache. `limit`: ids kept per document, None if documents are whole. `splits`: totals of the shards
-    before the first missing one. `size`: bytes on disk of everything in the folder."""
+    """One token cache. `max_doc_tokens`: ids kept per document, None if documents are whole. `splits`: totals of the
+    shards before the first missing one. `bytes_on_disk`: of everything in the folder."""
 
     folder: Path
     source: str
     fingerprint: str
     tokenizer: str
     vocab: int
-    limit: int | None
-    splits: dict[str, Totals]
-    size: int
+    max_doc_tokens: int | None
+    bytes_on_disk: int
+    splits: dict[str, Totals] = field(metadata=HIDDEN)
 
 
 def list_caches(cache: Path) -> list[CachedCorpus]:
@@ -459,9 +459,9 @@ def _read(folder: Path, spec: dict[str, Any]) -> CachedCorpus:
         fingerprint=str(spec["fingerprint"]),
         tokenizer=str(spec["tokenizer"]),
         vocab=int(spec["vocab"]),
-        limit=spec["max_doc_tokens"],
+        max_doc_tokens=spec["max_doc_tokens"],
         splits={split: sum_of(list(_shards(folder / split))) for split in SPLITS},
-        size=sum(_size(path) for path in folder.rglob("*")),
+        bytes_on_disk=sum(_size(path) for path in folder.rglob("*")),
     )
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,12 @@ class Stdlib(Source):
         """`folder` and `topics`: by default the running Python's."""
         self.folder = folder or Path(sysconfig.get_path("stdlib"))
         self._topics = topics
-        self._documents: list[Document] | None = None
 
     def documents(self, split: str, after: str = "") -> Iterator[Document]:
-        return skip_to((d for d in self._all() if side(d.id) == split), after)
+        return skip_to((d for d in self._all if side(d.id) == split), after)
 
     def survey(self) -> Survey:
-        return survey_of(self, ((side(d.id), d) for d in self._all()))
+        return survey_of(self, ((side(d.id), d) for d in self._all))
 
     def stamp(self) -> Any:
         """Return facts of the files, or None if the topics are not read from a file."""
@@ -64,12 +64,8 @@ class Stdlib(Source):
             return None
         return file_stamp([*self._paths(), topics])
 
+    @cached_property
     def _all(self) -> list[Document]:
-        if self._documents is None:
-            self._documents = self._read()
-        return self._documents
-
-    def _read(self) -> list[Document]:
         raw = [(f"lib/{p.relative_to(self.folder).as_posix()}", _text(p)) for p in self._paths()]
         raw += [(f"topic/{name}", text) for name, text in self._topic_texts().items()]
         documents = list(_distinct(Document(identity, _normalise(text)) for identity, text in sorted(raw)))

@@ -189,13 +189,13 @@ def make_tokenizer(
     Trains or downloads it if necessary. Raises DataError if it is unavailable.
     """
     made = tokenizer_path(setting, vocab, source, survey, cache)
-    if setting == "bpe":
-        assert made is not None
-        backend = _trained(made, vocab, source, notify)
-        return Tokenizer(backend, vocab, origin="data.tokenizer: bpe", local=True)
-    if setting in _HUB_REPOSITORIES:
-        assert made is not None
-        return Tokenizer(_of_hub(setting, made, notify), vocab, origin=f"data.tokenizer: {setting}", local=True)
+    if made is not None:
+        if setting == "bpe":
+            _train(made, vocab, source, notify)
+        elif not made.is_file():
+            _download(setting, made, notify)
+        backend = _parse(made.read_bytes(), str(made))
+        return Tokenizer(backend, vocab, origin=f"data.tokenizer: {setting}", local=True)
     path = root / Path(setting).expanduser()
     if not path.is_file():
         hint = nearest(setting, TOKENIZERS)
@@ -259,24 +259,21 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
     return backend
 
 
-def _trained(path: Path, vocab: int, source: Source, notify: Notify) -> Backend:
+def _train(path: Path, vocab: int, source: Source, notify: Notify) -> None:
     if not path.is_file():
         with disk.locked(path.parent):
             if not path.is_file():
                 notify(f"training a tokenizer of {vocab} ids on {source.title}")
                 backend = train_bpe(_first(source.documents("train"), _TRAINING_BYTES), vocab)
                 disk.write(path, backend.to_str(pretty=True).encode())
-    return _parse(path.read_bytes(), str(path))
 
 
-def _of_hub(setting: str, path: Path, notify: Notify) -> Backend:
-    if not path.is_file():
-        from gpas_cli.data.hub import download
+def _download(setting: str, path: Path, notify: Notify) -> None:
+    from gpas_cli.data.hub import download
 
-        repository = _HUB_REPOSITORIES[setting]
-        notify(f"downloading {_HUB_FILE} of {repository}")
-        disk.write(path, download(repository, _HUB_FILE, "main", kind="model").read_bytes())
-    return _parse(path.read_bytes(), str(path))
+    repository = _HUB_REPOSITORIES[setting]
+    notify(f"downloading {_HUB_FILE} of {repository}")
+    disk.write(path, download(repository, _HUB_FILE, "main", kind="model").read_bytes())
 
 
 def _parse(content: bytes, where: str) -> Backend:

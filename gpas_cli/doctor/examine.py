@@ -26,7 +26,7 @@ from gpas_cli.spec.model import remark
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.view import scheduler_names
 from gpas_cli.trust import trusted_folders
-from gpas_cli.words import byte_size, count, listed
+from gpas_cli.words import byte_size, count, grouped, listed
 
 _MIN_FREE_BYTES = 2e9
 _PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
@@ -140,10 +140,7 @@ def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
 
 def _shortcuts(cells: list[Entry]) -> Iterator[Finding]:
     """Yield a note for each kind of embedding whose initial scale is not what the names of its settings suggest."""
-    by_remark: dict[str, list[str]] = {}
-    for entry in cells:
-        if text := remark(entry.cell.model):
-            by_remark.setdefault(text, []).append(entry.id)
+    by_remark = grouped((text, entry.id) for entry in cells if (text := remark(entry.cell.model)))
     for text, names in by_remark.items():
         yield Finding("embeddings", "note", f"{listed(names, 1)}: {text}", "`gpas explain CELL` shows the initial std")
 

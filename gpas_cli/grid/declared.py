@@ -79,11 +79,7 @@ class Feature:
         if self.metric:
             return self.metric
         layers = "" if self.layers == ("all",) else f", layers {' and '.join(map(str, self.layers))}"
-        when = (
-            ""
-            if self.updates == "last"
-            else f", {'all updates' if self.updates == 'all' else f'update {self.updates}'}"
-        )
+        when = {"last": "", "all": ", all updates"}.get(str(self.updates), f", update {self.updates}")
         return f"{self.take} of {self.curve}{layers}{when}"
 
 

@@ -137,7 +137,9 @@ def placed(node: Node, mark: Mark) -> Node:
 
 def read_document(path: Path) -> Node:
     """Read the YAML document in a file. Raises GpasError if it is unreadable, InvalidExperiments if it is not valid."""
-    name = _display(path)
+    here = Path.cwd()
+    absolute = path.absolute()
+    name = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -177,13 +179,6 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, name: str) -> InvalidE
     elif any("\u00a0" in line for line in lines):
         reason += "; this line or the one above has a no-break space (U+00A0), write a plain one"
     return _invalid(place, f"is not YAML: {reason}")
-
-
-def _display(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it, else absolute."""
-    here = Path.cwd()
-    absolute = path.absolute()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def _invalid(mark: Mark, message: str) -> InvalidExperiments:

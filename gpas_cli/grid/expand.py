@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope, lacking
+from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Scope, lacking
 from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
 from gpas_cli.grid.packs import including
 from gpas_cli.grid.read import fixed_labels
@@ -18,6 +18,7 @@ from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN, TOKENISE
+from gpas_cli.words import grouped
 
 
 @dataclass
@@ -134,7 +135,10 @@ class Expansion:
         """Return the valid cells of the grid's own axes, without those it includes."""
         drafts = self.drafts(grid)
         for override in grid.override:
-            self.apply_override(grid, override, drafts)
+            matching = self.matching(override.where, drafts, "override", grid)
+            for draft in (draft for draft in drafts if id(draft) in matching):
+                draft.settings = merge(draft.settings, override.settings)
+                draft.notes = (*draft.notes, override.why)
         drafts = self.tuned(grid, drafts) if grid.tuned else drafts
         cells = [(draft, self.cell(grid, draft)) for draft in drafts]
         return [(draft, cell) for draft, cell in cells if cell is not None]
@@ -168,9 +172,8 @@ class Expansion:
     ) -> dict[str, list[Draft]]:
         """Return the cells by those of the names without a seed that `section` of a file beside the experiments has at
         these places; a name that no cell has is a problem."""
-        known: dict[str, list[Draft]] = {}
-        for draft in drafts if places else ():
-            known.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
+        chosen = drafts if places else ()
+        known = grouped((family_name(grid.axis_names, draft.labels), draft) for draft in chosen)
         for name in (name for name in places if name not in known):
             message = f"grid {grid.name} has no cell '{name}'; {nearest(name, known)}"
             self.report(Problem((section, grid.name, name), message, str(places[name])))
@@ -192,13 +195,6 @@ class Expansion:
                 draft.settings = merge(draft.settings, grid.tuned[name])
                 draft.notes = (*draft.notes, _TUNED)
         return [draft for family in families.values() for draft in family]
-
-    def apply_override(self, grid: Grid, override: Override, drafts: Iterable[Draft]) -> None:
-        matching = self.matching(override.where, drafts, "override", grid)
-        for draft in drafts:
-            if id(draft) in matching:
-                draft.settings = merge(draft.settings, override.settings)
-                draft.notes = (*draft.notes, override.why)
 
     def cell(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems.
@@ -316,14 +312,10 @@ class Expansion:
             if layers:
                 made[kind] = self.overlaid((grid.name, size, kind), default, layers)
                 if made[kind].processes > 1 and kind not in trained:
-                    self.report_several_processes(kind, layers)
+                    path, node = next(layer for layer in reversed(layers) if "ranks" in children(layer[1]))
+                    mark = children(node)["ranks"].mark
+                    self.report(Problem((*path, "ranks"), f"a job of {kind} has one process", str(mark)))
         return made
-
-    def report_several_processes(self, kind: str, layers: Sequence[tuple[SettingPath, Node]]) -> None:
-        """Report the last of `layers` that sets `ranks` for a kind of job that has one process."""
-        path, node = next(layer for layer in reversed(layers) if "ranks" in children(layer[1]))
-        mark = children(node)["ranks"].mark
-        self.report(Problem((*path, "ranks"), f"a job of {kind} has one process", str(mark)))
 
     def overlaid(
         self, key: tuple[str, str, str], base: Resources, layers: Iterable[tuple[SettingPath, Node]]
@@ -347,7 +339,7 @@ class Expansion:
         entries = list(own)
         for include in grid.include:
             chosen = [entry for entry in self.grid(include.grid) if include.where.matches(entry.axes)]
-            if not chosen and include.grid not in self.broken():
+            if not chosen and self.expanded[include.grid]:  # why a grid has no cells is reported where it is declared
                 self.report(
                     Problem(("grids", grid.name, "include"), "the condition matches no cell", str(include.mark))
                 )
@@ -359,10 +351,6 @@ class Expansion:
                 names.add(name)
                 entries.append(replace(entry, grid=grid.name, name=name))
         return entries
-
-    def broken(self) -> set[str]:
-        """Return the grids without cells; the reason is reported where they are declared."""
-        return {name for name, entries in self.expanded.items() if not entries}
 
 
 def _recipe(settings: Node, scope: Scope) -> Node | None:
@@ -376,17 +364,6 @@ def _recipe(settings: Node, scope: Scope) -> Node | None:
     if own or built_in is None or children(children(settings).get("optim")).keys() >= _REQUIRED:
         return own
     return placed(built_in, children(settings)["size"].mark)
-
-
-def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:
-    """Return the grid that declares a cell and the cell's name there without its seed, by which seeds are added to it.
-
-    None if no grid declares the cell.
-    """
-    if entry.declared is None or entry.declared.grid not in experiments.grids:
-        return None
-    grid = experiments.grids[entry.declared.grid]
-    return grid.name, family_name(grid.axis_names, entry.axes)
 
 
 def _name(grid: Grid, draft: Draft) -> str:

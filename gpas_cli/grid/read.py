@@ -67,8 +67,7 @@ def read_grid(name: str, part: Part, stages: Sequence[str], file: File) -> tuple
     axes = _read_axes(parts["axes"], stages)
     labels = _known_labels(base, axes)
     when = _read_when(parts["when"], labels, stages)
-    for step in when:
-        labels = _with_axes(labels, step.axes)
+    labels = _joined(labels, *(_labels_of(step.axes) for step in when))
     title = others["title"].sentence(name)
     grid = Grid(
         name=name,
@@ -217,34 +216,26 @@ def _known_labels(base: Node, axes: tuple[Axis, ...]) -> AxisLabels:
 
 
 def _labels_of(axes: tuple[Axis, ...]) -> AxisLabels:
+    return _joined(*({name: axis.labels(name) for name in axis.names} for axis in axes))
+
+
+def _joined(*parts: AxisLabels) -> AxisLabels:
+    """Return the labels of each axis in all parts. Cells outside the condition of conditional axes keep theirs."""
     found: AxisLabels = {}
-    for axis in axes:
-        for name in axis.names:
-            found[name] = (*found.get(name, ()), *axis.labels(name))
+    for name, labels in (item for part in parts for item in part.items()):
+        found[name] = (*found.get(name, ()), *labels)
     return found
-
-
-def _with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
-    """Return `labels` with the labels of conditional axes; cells outside the condition keep theirs."""
-    return labels | {name: (*labels.get(name, ()), *values) for name, values in _labels_of(axes).items()}
 
 
 def labels_of(grids: Mapping[str, Grid], *names: str) -> AxisLabels:
     """Return the labels of every axis of the grids of these names and of those that they include."""
-    found: AxisLabels = {}
-    for part in reached(grids, names):
-        for name, labels in _own_labels(part).items():
-            found[name] = (*found.get(name, ()), *labels)
-    return found
+    return _joined(*map(_own_labels, reached(grids, names)))
 
 
 def _own_labels(grid: Grid) -> AxisLabels:
     if not grid.has_own_cells:
         return {}
-    labels = _known_labels(grid.base, grid.axes)
-    for step in grid.when:
-        labels = _with_axes(labels, step.axes)
-    return labels
+    return _joined(_known_labels(grid.base, grid.axes), *(_labels_of(step.axes) for step in grid.when))
 
 
 def reached(grids: Mapping[str, Grid], names: Iterable[str]) -> list[Grid]:
@@ -303,7 +294,7 @@ def _read_when(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tuple[C
         if "axes" not in parts:
             item.report("needs 'axes': the further axes of the matching cells")
         steps.append(ConditionalAxes(read_where(parts["where"], labels), axes))
-        labels = _with_axes(labels, axes)
+        labels = _joined(labels, _labels_of(axes))
     return tuple(steps)
 
 

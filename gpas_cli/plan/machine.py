@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -217,11 +218,10 @@ def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _cpu_quota(cores: int, path: Path = _CGROUP_QUOTA) -> int:
     """Return `cores`, or fewer if a container's CPU quota is lower; at least 1."""
-    try:
+    with suppress(OSError, ValueError):
         quota, period = path.read_text().split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cores
+    return cores
 
 
 def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
@@ -248,10 +248,9 @@ def _queried_kind(gpu: str) -> GpuKind | None:
 
 def _nvidia_smi(*words: str) -> str:
     """Return the output of nvidia-smi, "" if it fails."""
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(("nvidia-smi", *words), capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    return ""
 
 
 def _assumed_mfu(parameters: int) -> float:

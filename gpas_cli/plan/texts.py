@@ -123,10 +123,9 @@ class Texts:
     def _look_up(self, data: Data, vocab: int, rows: int, trained: int) -> TextUsage | None:
         if self._project is None:
             return None
-        try:
+        with suppress(DataError, OSError):
             return estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows, trained)
-        except (DataError, OSError):
-            return None
+        return None
 
 
 def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:

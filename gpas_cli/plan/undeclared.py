@@ -108,10 +108,9 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
 
 def _built(kind: type[_T], values: Any) -> _T:
     """Return the recorded instance, or one with default values if this version cannot read the record."""
-    try:
+    with suppress(StoreError):
         return from_mapping(kind, values, "")
-    except StoreError:
-        return kind()
+    return kind()
 
 
 def _distinct(entries: Iterable[Entry]) -> list[Entry]:

@@ -122,7 +122,9 @@ def describe_norm(model: Model) -> str:
 def _changed(section: Any) -> list[str]:
     """Return the settings of a section that do not have their defaults: "activation=tanh"."""
     changed = [(f.name, getattr(section, f.name)) for f in fields(section) if getattr(section, f.name) != f.default]
-    return [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={_word(value)}" for name, value in changed]
+    return [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={in_words(value)}" for name, value in changed
+    ]
 
 
 def _declared(entry: Entry, *path: str) -> str:
@@ -165,7 +167,7 @@ def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, st
     if axis == "norm" and label in scheme_titles:
         return scheme_titles[label]
     if isinstance(label, bool) or axis not in _SPEAKING_AXES:
-        return f"{axis} {_word(label)}"
+        return f"{axis} {in_words(label)}"
     return _PROPER_NAMES.get(str(label), str(label))
 
 
@@ -195,5 +197,6 @@ def _name_in(named: Mapping[str, Any], value: object) -> str:
     return next((name for name, known in named.items() if known == value), NO_MATCH)
 
 
-def _word(value: object) -> str:
+def in_words(value: object) -> str:
+    """Return a label or the value of a setting as experiments.yaml spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

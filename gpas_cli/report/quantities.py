@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import Feature
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric, StageKind
 
@@ -197,7 +196,7 @@ def quantity(name: str) -> Quantity:
 
 DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
 # The metric whose state says whether the stage that records a curve has ended, if that is not the training.
-_METRICS = {
+STATE_METRICS = {
     **dict.fromkeys(
         ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
     ),
@@ -207,43 +206,3 @@ _METRICS = {
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 SPIKES["skipped"] = Quantity("skipped", "skipped updates")
-
-
-def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
-    """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
-    if feature.metric and feature.metric != DIVERGED:
-        return metric(feature.metric.partition("/")[0], kinds)
-    if feature.curve:
-        curve_of(feature)
-    return metric(_METRICS.get(feature.curve, "loss"), kinds)
-
-
-def curve_of(feature: Feature) -> Quantity:
-    """Return the curve that the feature is taken from. Raises GpasError with the nearest name."""
-    return SPIKES[feature.curve] if feature.curve in SPIKES else quantity(feature.curve)
-
-
-def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
-    """Return what is wrong with a declared feature, "" if nothing is. `kinds` are the stages that plugins add."""
-    try:
-        state_metric(feature, kinds)
-    except GpasError as error:
-        return str(error)
-    if not feature.curve:
-        name, slash, _ = feature.metric.partition("/")
-        untasked = slash and not state_metric(feature, kinds).by_task
-        return f"'{name}' has no tasks; write {name}" if untasked else ""
-    drawn = curve_of(feature)
-    if drawn.spans or drawn.bins:
-        has = "a distribution of each layer" if drawn.bins else "a value for every pair of layers"
-        return f"'{feature.curve}' has {has}; a claim needs one value for every layer or update"
-    if feature.layers != ("all",) and not drawn.by_layer:
-        return f"'{feature.curve}' is not recorded by layer"
-    if feature.take.endswith(("slope", "-aic")) and drawn.by_layer and feature.updates == "all":
-        what = "slope" if feature.take.endswith("slope") else "law of growth"
-        return f"a {what} over layers is taken at one update; write updates: last, or a number"
-    if feature.take == "early-change" and feature.updates != "all":
-        return "early-change compares updates; write updates: all"
-    if feature.take == "count" and isinstance(feature.updates, int):
-        return "a count is of all updates; leave out updates"
-    return ""

@@ -5,14 +5,14 @@ The curves of the attempts at a stage are joined: at a step that several have, t
 directories are gone are left out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
 from gpas_cli.report.recorded import metrics_in, rows_through
-from gpas_cli.store.peek import STATEMENT_PARAMETERS
+from gpas_cli.store.peek import parts
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
@@ -48,12 +48,6 @@ def stage(engine: Engine, key: str) -> dict[str, Any] | None:
 
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(statement).mappings()]
-
-
-def parts(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the distinct values in lists that fit into one statement."""
-    distinct = list(dict.fromkeys(values))
-    return (distinct[i : i + STATEMENT_PARAMETERS] for i in range(0, len(distinct), STATEMENT_PARAMETERS))
 
 
 Curve = list[tuple[int, float]]  # (step, value), in order of step

@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import explain, user_name
+from gpas_cli.errors import GpasError, explain, user_name
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import lives, process_path
@@ -25,7 +24,7 @@ from gpas_cli.state.status import UNREADABLE, CellStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir, write_record
-from gpas_cli.words import listed
+from gpas_cli.words import grouped, listed
 
 _PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
 _ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
@@ -40,10 +39,9 @@ def token(pid: int) -> str:
         return f"{locks.boot_id()}/{stat.rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         pass
-    try:
+    with suppress(psutil.Error):
         return f"{psutil.Process(pid).create_time():.2f}"
-    except psutil.Error:
-        return ""
+    return ""
 
 
 def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **more: Any) -> None:
@@ -69,23 +67,17 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
     return {**without_secrets(), **variables, "PYTHONPATH": search_path, **_ISOLATED, "PYTHONUNBUFFERED": "1"}
 
 
-_OPTIONAL = {  # by module: the setting and the value that ask for it, and the extra
-    "tensorboard": ("watch.tensorboard asks for TensorBoard", "tensorboard"),
-    "wandb": ("watch.wandb asks for Weights & Biases", "wandb"),
-}
+_OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # modules, and so settings and extras
 
 
 def require_libraries(jobs: Iterable[StageJob]) -> None:
     """Raise GpasError if a job asks for a library that is not installed."""
-    missing: dict[str, list[str]] = {}
-    for job in jobs:
-        asked = {"tensorboard": job.watch.tensorboard, "wandb": job.watch.wandb}
-        for name in _OPTIONAL:
-            if asked[name] and find_spec(name) is None:
-                missing.setdefault(name, []).append(job.id)
+    asked = grouped((name, job.id) for job in jobs for name in _OPTIONAL if getattr(job.watch, name))
     lines = [
-        f"{listed(ids, 1)}: {_OPTIONAL[name][0]}, which is not installed: pip install 'gpas-cli[{_OPTIONAL[name][1]}]'"
-        for name, ids in missing.items()
+        f"{listed(ids, 1)}: watch.{name} asks for {_OPTIONAL[name]}, which is not installed: "
+        f"pip install 'gpas-cli[{name}]'"
+        for name, ids in asked.items()
+        if find_spec(name) is None
     ]
     if lines:
         raise GpasError("\n".join(lines))

@@ -13,10 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, explain
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
 from gpas_cli.files import read_regular
-from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.claims import SILENCE_SECONDS
 from gpas_cli.state.locks import Lock
@@ -192,10 +191,9 @@ def _host(asked: AttemptRecord, raw: Sequence[bytes]) -> str:
 
 def _boot(attempt: AttemptDir) -> str:
     """Return the boot id of the kernel that the attempt's process runs under, "" if it is not recorded."""
-    try:
+    with suppress(OSError, GpasError):
         return read_record(ProcessRecord, process_path(attempt)).token.rpartition("/")[0]
-    except (OSError, GpasError):
-        return ""
+    return ""
 
 
 def process_path(attempt: AttemptDir) -> Path:
@@ -260,10 +258,9 @@ _END_BYTES = 4096
 
 def end_of(log: Path) -> str:
     """Return the last END_BYTES of a log, "" if it cannot be read."""
-    try:
+    with suppress(OSError):
         return read_regular(log, _END_BYTES)[0].decode(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def last_line(log: Path, ignored: re.Pattern[str] | None = None) -> str:

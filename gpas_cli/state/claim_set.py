@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpas_cli.errors import GpasError, nearest
-from gpas_cli.permissions import explain
+from gpas_cli.errors import GpasError, explain, nearest
 from gpas_cli.state import locks, rerun
 from gpas_cli.state.cancellation import requested, withdraw
 from gpas_cli.state.claims import LOCAL, Submitter, claim_path, claims_lock, read_claim, sweep, write_claim

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Annotated
 
 from gpas_cli.checkpoints import FAILED, FINISHED, SUPERSEDED, newest_first, step_of
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, user_name
 from gpas_cli.grid.declared import Entry
-from gpas_cli.permissions import user_name
 from gpas_cli.state import locks
 from gpas_cli.state.claims import claim_path, claims_lock
 from gpas_cli.state.observe import observe

@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
@@ -49,10 +49,9 @@ def probe(path: Path) -> Lock:
 
 def boot_id() -> str:
     """Return the boot id of the running kernel, which its containers share; "" if the system has none."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def seen_from_here(path: Path, boot: str) -> bool:

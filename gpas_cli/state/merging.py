@@ -15,10 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.errors import GpasError, StoreError, explain, user_name
 from gpas_cli.file_systems import existing
 from gpas_cli.files import open_regular
-from gpas_cli.permissions import explain, user_name
 from gpas_cli.state import locks
 from gpas_cli.state.claims import claims_lock
 from gpas_cli.state.observe import observe

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpas_cli.errors import explain
 from gpas_cli.grid.declared import Entry
-from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude, lives, result_of
 from gpas_cli.state.claims import CLAIM, read_claim

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sqlalchemy import Engine, bindparam, select, update
 
@@ -33,17 +33,14 @@ _MARK_GONE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
 @dataclass(frozen=True)
 class Ingested:
-    """The result of `sync`: the numbers of changed attempts, of events read, and of damaged lines or events.
+    """The result of `sync`. `problems` are the attempts that could not be read, with the reason; they are tried again
+    every time."""
 
-    `gone` counts attempts whose run directories have disappeared since the last time. `problems` are the attempts that
-    could not be read, with the reason; they are tried again every time.
-    """
-
-    attempts: int = 0
+    attempts: Annotated[int, "attempts that changed"] = 0
     events: int = 0
-    damaged: int = 0
+    damaged: Annotated[int, "damaged lines"] = 0
+    gone: Annotated[int, "run directories that have disappeared since the last time"] = 0
     problems: tuple[str, ...] = ()
-    gone: int = 0
 
     def __add__(self, other: Ingested) -> Ingested:
         return Ingested(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Ingested)))

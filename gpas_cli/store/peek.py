@@ -127,9 +127,13 @@ def survey(rows: Rows, runs: Path, keys: Collection[str]) -> Survey:
 
 def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the rows of a statement with `IN ({})`, which is run with as many of the values at a time as it takes."""
+    return [row for part in parts(values) for row in rows(statement.format(", ".join("?" * len(part))), part)]
+
+
+def parts(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield the distinct values in lists that fit into one statement."""
     distinct = list(dict.fromkeys(values))
-    parts = (distinct[i : i + STATEMENT_PARAMETERS] for i in range(0, len(distinct), STATEMENT_PARAMETERS))
-    return [row for part in parts for row in rows(statement.format(", ".join("?" * len(part))), part)]
+    return (distinct[i : i + STATEMENT_PARAMETERS] for i in range(0, len(distinct), STATEMENT_PARAMETERS))
 
 
 def lost_stages(runs: Path, known: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, shar
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
-from gpas_cli.spec.parametrisation import AdamFactors
+from gpas_cli.words import grouped
 
 # The key of a parameter group that has a factor of the learning rate.
 _RATE_FACTOR = "rate_factor"
@@ -55,9 +55,7 @@ def _adam_of(trainable: Mapping[str, nn.Parameter], model: Model, spec: Optim) -
     in_bfloat16 = any(p.dtype == torch.bfloat16 for p in trainable.values())
     kernel = {"foreach": True} if in_bfloat16 else {"fused": True}
     # One call of the fused kernel takes either shards or whole tensors.
-    groups: dict[tuple[bool, AdamFactors], list[nn.Parameter]] = {}
-    for name, p in trainable.items():
-        groups.setdefault((is_shard(p), model.adam_factors(name, tuple(p.shape))), []).append(p)
+    groups = grouped(((is_shard(p), model.adam_factors(name, tuple(p.shape))), p) for name, p in trainable.items())
     parameters = [
         {
             "params": group,
@@ -165,10 +163,7 @@ class _MuonAndAdam(_Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None
         group = self.param_groups[0]
-        by_shape: dict[torch.Size, list[Tensor]] = {}
-        for matrix in group["params"]:
-            if matrix.grad is not None:
-                by_shape.setdefault(matrix.shape, []).append(matrix)
+        by_shape = grouped((matrix.shape, matrix) for matrix in group["params"] if matrix.grad is not None)
         for shape, matrices in by_shape.items():
             size = max(1, _STACKED // shape.numel())
             for start in range(0, len(matrices), size):

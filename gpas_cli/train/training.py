@@ -19,10 +19,9 @@ from gpas_cli.data.loader import Batches, PrefetchedBatches, RowReader, validati
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus, ValidationText, prepare
 from gpas_cli.data.text_usage import text_usage
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, advise
 from gpas_cli.events import Checkpoint, Emit, Evaluation, Event, Outcome, Phase, Stop, Verified, Warned, silent
 from gpas_cli.model.llama import Llama
-from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops
 from gpas_cli.spec.run import Cadence, Monitoring, Resources

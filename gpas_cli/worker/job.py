@@ -25,9 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, advise, no_disk
 from gpas_cli.events import Event, Outcome, Started
-from gpas_cli.permissions import advise, no_disk
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.attempt import JobExit

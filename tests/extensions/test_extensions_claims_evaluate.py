@@ -10,13 +10,13 @@ from curve_database import stand_in
 from report_cells import Numbers, comparison, entry, known, result
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.claims.checks import feature_fault
 from gpas_cli.extensions.claims.evaluate import evaluate, is_inside, sign_test, t_test
 from gpas_cli.extensions.claims.measure import Measured, _effect, measure
 from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.extensions.claims.verdict import Verdict
 from gpas_cli.grid.declared import Claim, Comparison, Entry, Feature
 from gpas_cli.report import query
-from gpas_cli.report.quantities import feature_fault
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.statistics.stats import two_sided_p

@@ -18,8 +18,8 @@ from test_cli_schema import check
 
 from gpas_cli.errors import Exit
 from gpas_cli.events import TextFacts
+from gpas_cli.extensions.campaigns.companions import add_seeds, write_tuned
 from gpas_cli.extensions.export import ro_crate
-from gpas_cli.grid.companions import add_seeds, write_tuned
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"

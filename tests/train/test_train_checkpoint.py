@@ -17,8 +17,8 @@ from together import run, start, text
 from torch import Tensor
 
 from gpas_cli.checkpoints import newest_first
+from gpas_cli.errors import advise
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.spec.optim import Optim

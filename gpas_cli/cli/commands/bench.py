@@ -11,10 +11,9 @@ from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.schedule.local.benchmark import Bench
 from gpas_cli.schedule.local.benchmark import bench as measure
-from gpas_cli.structure import Document
+from gpas_cli.structure import Document, DocumentJson, Time
 from gpas_cli.words import byte_size
 
 

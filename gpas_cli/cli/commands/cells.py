@@ -14,7 +14,6 @@ from gpas_cli.cli.running import finish, run_entries
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import CellNameJson, evidence, once
-from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import with_resources
@@ -30,7 +29,7 @@ from gpas_cli.state.observe import cell_statuses, observe, statuses
 from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson, StateJson
 from gpas_cli.words import count, listed
 
 _ASK_ABOVE = 3  # cells

@@ -21,14 +21,13 @@ from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, Totals, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import requirements
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
 from gpas_cli.spec.data import TextDemand
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import byte_size, count, left_out
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
@@ -63,13 +62,7 @@ class _CacheJson(Document):
     """One token cache."""
 
     name: Annotated[str | None, "of the text under `corpora`, if it is declared there with local files"]
-    folder: Path
-    source: str
-    fingerprint: str
-    tokenizer: str
-    vocab: int
-    max_doc_tokens: int | None
-    bytes_on_disk: int
+    cache: CachedCorpus = field(metadata=FLAT)
     splits: Mapping[str, _TotalsJson]
 
 
@@ -186,13 +179,9 @@ def status(as_json: AsJson = False) -> None:
         say(f"{path} is missing or damaged; see `gpas data check`", soft_wrap=True)
     if as_json:
         caches = [
-            _CacheJson(
-                name=names.get(one.fingerprint) or None, folder=one.folder, source=one.source,
-                fingerprint=one.fingerprint, tokenizer=one.tokenizer, vocab=one.vocab, max_doc_tokens=one.limit,
-                bytes_on_disk=one.size, splits=_splits_json(one.splits),
-            )
+            _CacheJson(name=names.get(one.fingerprint) or None, cache=one, splits=_splits_json(one.splits))
             for one in found
-        ]  # fmt: skip
+        ]
         print_json(CachesJson(cache=here.cache, caches=caches, undescribed=unknown))
     elif not found and not unknown:
         say(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one"))
@@ -275,8 +264,8 @@ def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:
     rows: list[tuple[str, ...]] = []
     for one in found:
         text = names.get(one.fingerprint, one.fingerprint[:8])
-        facts = [one.folder.name, text, one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
-        size = byte_size(one.size)
+        facts = [one.folder.name, text, one.tokenizer[:8], f"{one.vocab}", f"{one.max_doc_tokens or 'all'}"]
+        size = byte_size(one.bytes_on_disk)
         for split, totals in one.splits.items():
             share = totals.cut  # "?" for a cache that an older version wrote
             cut = "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"

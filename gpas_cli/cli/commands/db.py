@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,14 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
+from gpas_cli.store.ingest import Ingested
 from gpas_cli.store.ingest import sync as read_new
 from gpas_cli.store.refresh import ingest
-from gpas_cli.store.session import connect
-from gpas_cli.words import count, listed, verb
+from gpas_cli.structure import FLAT, DocumentJson
+from gpas_cli.words import count, grouped, listed, verb
 
 _NAMED = 5
 
@@ -26,9 +27,7 @@ def _merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
     """Yield a line for each kind of result of the merge."""
     if not stages:
         yield "There is no result to copy."
-    groups: dict[str, list[MergedStage]] = {}
-    for stage in stages:
-        groups.setdefault(stage.what, []).append(stage)
+    groups = grouped((stage.what, stage) for stage in stages)
     if copied := groups.get("copied"):
         attempts = count(sum(stage.attempts for stage in copied), "attempt")
         yield f"{'Would copy' if dry_run else 'Copied'} {count(len(copied), 'stage')} with {attempts}: {_names(copied)}"
@@ -182,11 +181,7 @@ def merge(
 class SyncedJson(DocumentJson):
     """`gpas db sync --json`."""
 
-    attempts: Annotated[int, "attempts that changed"]
-    events: int
-    damaged: Annotated[int, "damaged lines"]
-    gone: Annotated[int, "run directories that have disappeared since the last time"]
-    problems: Sequence[str]
+    read: Ingested = field(metadata=FLAT)
 
 
 @app.command()
@@ -196,17 +191,10 @@ def sync(as_json: AsJson = False) -> None:
     Example: [bold]gpas db sync[/bold]
     """
     here = project()
-    engine = connect(here.database)
-    try:
+    with session.opened(here.database) as engine:
         result = read_new(engine, here.runs)
-    finally:
-        engine.dispose()
     if as_json:
-        document = SyncedJson(
-            attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
-            problems=result.problems,
-        )  # fmt: skip
-        print_json(document)
+        print_json(SyncedJson(read=result))
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     say(", ".join(count(number, noun) for number, noun in parts))

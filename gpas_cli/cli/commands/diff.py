@@ -13,14 +13,13 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
 from gpas_cli.origin import diff as origin
 from gpas_cli.project import CONFIG_NAME, Project
-from gpas_cli.structure import Document
+from gpas_cli.structure import Document, DocumentJson
 from gpas_cli.words import count
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")

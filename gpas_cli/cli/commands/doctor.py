@@ -12,11 +12,11 @@ from gpas_cli import trust as trusted
 from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import AsJson
 from gpas_cli.doctor.examine import examine
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 from gpas_cli.project import Project
 from gpas_cli.report.checks import report_problems
 from gpas_cli.schedule.scheduler import Finding
+from gpas_cli.structure import DocumentJson
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 

@@ -13,7 +13,6 @@ from gpas_cli.cli.console import console, print_json, say, say_fact
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells
 from gpas_cli.cli.views.states import CellNameJson
-from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site
 from gpas_cli.plan.costs import described
@@ -21,7 +20,7 @@ from gpas_cli.spec.cell import NETWORK, Cell, Stage
 from gpas_cli.spec.equation import depth_lines, description, equations
 from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 from gpas_cli.spec.parse import plain
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 
 
 class _EquationJson(Document):

@@ -12,13 +12,13 @@ from gpas_cli.cli.console import confirm, print_json, say
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, offer_list
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.trunks import needed_trunks
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.state.cleanup import StageUse, needed_by, remove, size_of, stage_use
 from gpas_cli.state.observe import statuses
+from gpas_cli.structure import DocumentJson
 from gpas_cli.words import byte_size, count, listed
 
 _UNDECLARED = "(declared by no grid)"

@@ -12,12 +12,11 @@ from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.log import CellLog
-from gpas_cli.documents import Time
 from gpas_cli.files import read_regular
 from gpas_cli.grid.declared import Entry
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.view import SchedulerView, log_of
-from gpas_cli.structure import Document
+from gpas_cli.structure import Document, Time
 from gpas_cli.words import printable
 
 _ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")

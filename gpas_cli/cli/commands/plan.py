@@ -1,6 +1,5 @@
 """`gpas plan`: what a run would do and cost."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -54,7 +53,10 @@ def plan(
     """
     chosen = varied_entries(names, where)
     if not where:
-        _check_tables(split_settings(names or [])[0] or [experiments().default])
+        # Raises GpasError for a declared table that could not be printed once the cells have been trained.
+        for name in split_settings(names or [])[0] or [experiments().default]:
+            if spec := experiments().grids[name].table:
+                build(entries([name]), {}, {}, spec)
     if shrunk:
         if gpu is not None:
             raise GpasError("--shrink has no use for a kind of GPU; leave out --gpu")
@@ -67,13 +69,6 @@ def plan(
     else:
         say(render(planned, price, cells=cells or None, asked=words_of(names, where)))
         print_site(chosen)
-
-
-def _check_tables(grids: Sequence[str]) -> None:
-    """Raise GpasError for a declared table that could not be printed once the cells have been trained."""
-    for name in grids:
-        if spec := experiments().grids[name].table:
-            build(entries([name]), {}, {}, spec)
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:

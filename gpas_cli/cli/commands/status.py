@@ -30,12 +30,11 @@ from gpas_cli.cli.views.states import (
     totals,
 )
 from gpas_cli.cli.watch import watch
-from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
-from gpas_cli.structure import Document
+from gpas_cli.structure import Document, DocumentJson, StateJson
 from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list

@@ -14,7 +14,6 @@ from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import spelled
@@ -33,7 +32,7 @@ from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
-from gpas_cli.structure import Document
+from gpas_cli.structure import Document, DocumentJson
 
 _TableNames = Annotated[
     list[str] | None,

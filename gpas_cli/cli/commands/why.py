@@ -13,9 +13,8 @@ from sqlalchemy import Engine
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import TableNumberJson, number_json, print_number, scores_table, skipped_notes
+from gpas_cli.cli.views.number import ScoreJson, TableNumberJson, number_json, print_number, scores_table, skipped_notes
 from gpas_cli.cli.views.states import evidence
-from gpas_cli.documents import CellStateJson, DocumentJson, ScoreJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
@@ -34,7 +33,7 @@ from gpas_cli.state.usage import NOTHING
 from gpas_cli.store.records import Imported, Retry, Trunk
 from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
-from gpas_cli.structure import Document, Number, to_mapping
+from gpas_cli.structure import CellStateJson, Document, DocumentJson, Number, to_mapping
 from gpas_cli.words import count, date_and_time, significant
 
 

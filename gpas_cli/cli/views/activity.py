@@ -9,10 +9,10 @@ from rich.text import Text
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import sparkline
 from gpas_cli.cli.views.states import COLOURS, ends, event_marks, starts
-from gpas_cli.documents import DocumentJson
 from gpas_cli.plan.usage import Activity, Running
 from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.state.status import CellStatus
+from gpas_cli.structure import DocumentJson
 from gpas_cli.words import byte_size, count, fixed, stopwatch
 
 _BAR_WIDTH = 12  # characters

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from rich.text import Text
 
@@ -19,6 +19,27 @@ from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, date_and_time, fixed, listed
 
 _NAMED = 6  # seeds in one line
+
+
+class ScoreJson(Document):
+    """One metric of one task."""
+
+    task: str
+    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..., skipped (a number of questions)"]
+    value: Annotated[Number, "accuracies are fractions"]
+    stderr: Annotated[Number | None, "the standard error, null if unknown"]
+    examples: Annotated[int, "how many questions were scored"]
+    shots: Annotated[int, "answered examples before each question"]
+    task_version: str
+    harness: Annotated[str, "the program that scored the task, its version and, of a text, how"]
+
+    @classmethod
+    def of(cls, score: Score) -> Self:
+        """Return the document of a score."""
+        return cls(
+            task=score.task, metric=score.metric, value=score.value, stderr=score.stderr, examples=score.examples,
+            shots=score.shots, task_version=score.task_version, harness=score.harness,
+        )  # fmt: skip
 
 
 class _SeedOriginJson(Document):

@@ -15,7 +15,6 @@ from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import COLOURS, LabelledCellJson
 from gpas_cli.data.text_usage import MissingText
-from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
@@ -26,7 +25,7 @@ from gpas_cli.plan.trunks import Saving, saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import Trunk
-from gpas_cli.structure import FLAT, OPTIONAL, Document
+from gpas_cli.structure import FLAT, OPTIONAL, Document, DocumentJson
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 _MOST_TREES = 4

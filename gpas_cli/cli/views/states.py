@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.documents import CellStateJson
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import PRETRAIN, Metric, called
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, Progress, SchedulerJob
-from gpas_cli.structure import FLAT, Document, Number
+from gpas_cli.structure import FLAT, CellStateJson, Document, Number
 from gpas_cli.words import clock_time, count, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import

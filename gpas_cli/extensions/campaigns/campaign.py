@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds
 from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.extensions.claims.sequential import UNDECIDED, fewest, log_evidence, possible
 from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, assess
-from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
+from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.declared import PAIRED_T, Claim, Entry, Experiments
-from gpas_cli.grid.expand import expand, family_of
+from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import Recorded

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.campaigns.companions import family_of
 from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
 from gpas_cli.grid.declared import Entry, Experiments
-from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last

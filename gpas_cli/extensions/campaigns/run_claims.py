@@ -11,7 +11,6 @@ from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.campaigns.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.extensions.campaigns.tuning import tune
@@ -21,7 +20,7 @@ from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, Verd
 from gpas_cli.grid.declared import Claim
 from gpas_cli.schedule.scheduler import Scheduler, choose
 from gpas_cli.state.status import ALIVE
-from gpas_cli.structure import Document, Number
+from gpas_cli.structure import Document, DocumentJson, Number
 from gpas_cli.words import count, listed
 
 _NAMED = 6  # cells in one line

@@ -10,17 +10,17 @@ from gpas_cli.cli.options import RunOptions
 from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extensions.campaigns.companions import write_tuned
 from gpas_cli.extensions.campaigns.halving import Method, Trial, methods_of, rounds, settings_of
 from gpas_cli.extensions.claims.measure import measure
-from gpas_cli.grid.companions import tuned_name, tuned_path, write_tuned
+from gpas_cli.grid.companions import tuned_name, tuned_path
 from gpas_cli.grid.declared import Entry, Feature
 from gpas_cli.grid.variant import vary
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.locks import locked
 from gpas_cli.state.status import RETRIED
-from gpas_cli.structure import Document, Number
+from gpas_cli.structure import Document, DocumentJson, Number
 from gpas_cli.words import count, listed, significant
 
 RATE = "optim.lr"

@@ -1,14 +1,14 @@
 """What is wrong with claims when experiments.yaml is read: metrics, curves and published tables that they name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.extensions.claims.declared import paper_claims
-from gpas_cli.grid.declared import Claim, Comparison, Experiments, sections_of
+from gpas_cli.grid.declared import Claim, Comparison, Experiments, Feature, sections_of
 from gpas_cli.grid.packs import Pack
 from gpas_cli.report.papers import published
-from gpas_cli.report.quantities import feature_fault, state_metric
-from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
+from gpas_cli.report.quantities import DIVERGED, SPIKES, STATE_METRICS, Quantity, metric, quantity
+from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, Metric, StageKind
 
 
 def problems(experiments: Experiments, packs: Sequence[Pack]) -> Iterator[Problem]:
@@ -45,3 +45,43 @@ def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Com
 def _claim_problem(claim: Claim, comparison: Comparison, message: str, *path: str) -> Problem:
     mark = comparison.marks.get(path[0], comparison.mark)
     return Problem(("claims", claim.name, *path), message, str(mark))
+
+
+def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
+    """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
+    if feature.metric and feature.metric != DIVERGED:
+        return metric(feature.metric.partition("/")[0], kinds)
+    if feature.curve:
+        curve_of(feature)
+    return metric(STATE_METRICS.get(feature.curve, "loss"), kinds)
+
+
+def curve_of(feature: Feature) -> Quantity:
+    """Return the curve that the feature is taken from. Raises GpasError with the nearest name."""
+    return SPIKES[feature.curve] if feature.curve in SPIKES else quantity(feature.curve)
+
+
+def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
+    """Return what is wrong with a declared feature, "" if nothing is. `kinds` are the stages that plugins add."""
+    try:
+        state_metric(feature, kinds)
+    except GpasError as error:
+        return str(error)
+    if not feature.curve:
+        name, slash, _ = feature.metric.partition("/")
+        untasked = slash and not state_metric(feature, kinds).by_task
+        return f"'{name}' has no tasks; write {name}" if untasked else ""
+    drawn = curve_of(feature)
+    if drawn.spans or drawn.bins:
+        has = "a distribution of each layer" if drawn.bins else "a value for every pair of layers"
+        return f"'{feature.curve}' has {has}; a claim needs one value for every layer or update"
+    if feature.layers != ("all",) and not drawn.by_layer:
+        return f"'{feature.curve}' is not recorded by layer"
+    if feature.take.endswith(("slope", "-aic")) and drawn.by_layer and feature.updates == "all":
+        what = "slope" if feature.take.endswith("slope") else "law of growth"
+        return f"a {what} over layers is taken at one update; write updates: last, or a number"
+    if feature.take == "early-change" and feature.updates != "all":
+        return "early-change compares updates; write updates: all"
+    if feature.take == "count" and isinstance(feature.updates, int):
+        return "a count is of all updates; leave out updates"
+    return ""

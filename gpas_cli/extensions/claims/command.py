@@ -26,7 +26,7 @@ from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import title_of
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.words import count, listed, significant, verb
+from gpas_cli.words import count, grouped, listed, significant, verb
 
 _TESTS = {"t": "t", SIGN: "sign", SPREAD: SPREAD, EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 _SMALLEST_P = 1e-4
@@ -103,9 +103,8 @@ def _verdicts(chosen: list[Claim]) -> list[Verdict]:
 def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iterator[RenderableType]:
     """Yield a table of claims for each source and size, and a summary. `skipped`: claims about undeclared grids."""
     known = [verdict for verdict in verdicts if verdict.n[1]]
-    groups: dict[tuple[str, bool], list[Verdict]] = {}
-    for verdict in sorted(known, key=lambda each: each.claim.toy):
-        groups.setdefault((verdict.claim.source.paper, verdict.claim.toy), []).append(verdict)
+    known.sort(key=lambda each: each.claim.toy)
+    groups = grouped(((verdict.claim.source.paper, verdict.claim.toy), verdict) for verdict in known)
     for (source, toy), group in groups.items():
         yield Text(f"{_source_title(source)}{', at toy size' if toy else ''}", style="bold")
         yield _claims_table(group)
@@ -295,10 +294,7 @@ def _notes(verdict: Verdict) -> Iterator[str]:
     """Yield what a reader must know about the numbers, one sentence each."""
     values = list(dict.fromkeys(f"{part.comparison.value.title}, {_compared(part)}" for part in verdict.parts))
     yield from (f"Compared: {value}." for value in values)
-    reasons: dict[str, list[str]] = {}
-    for part in verdict.parts:
-        if part.reason:
-            reasons.setdefault(part.reason, []).append(part.title or "all")
+    reasons = grouped((part.reason, part.title or "all") for part in verdict.parts if part.reason)
     for reason, titles in reasons.items():
         yield f"{'all parts' if len(titles) == len(verdict.parts) > 1 else listed(titles, 3)}: {reason}."
     if len(verdict.parts) > 1 and any(part.p is not None for part in verdict.parts):

@@ -29,6 +29,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import correlation, stdev
 
+from gpas_cli.extensions.claims.checks import state_metric
 from gpas_cli.extensions.claims.measure import Group, groups
 from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.extensions.claims.verdict import Part, Verdict, has_added_seeds, judged
@@ -37,7 +38,6 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.convergence import length_fault, smooth_losses
 from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
-from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import remedies

@@ -13,17 +13,19 @@ from itertools import pairwise
 from statistics import fmean, linear_regression
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.claims.checks import curve_of, state_metric
 from gpas_cli.grid.declared import Comparison, Entry, Feature
 from gpas_cli.grid.document import Label, identity, same, spelled
 from gpas_cli.report.convergence import Losses, with_convergence
 from gpas_cli.report.labels import stage_kinds
-from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
+from gpas_cli.report.quantities import DIVERGED, Quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import Points, by_layer
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
+from gpas_cli.words import grouped
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 _EARLY_SHARE = 0.2  # of the updates
@@ -251,9 +253,7 @@ def _plain(comparison: Comparison, entries: Sequence[Entry], known: Recorded) ->
     bases = _bases(comparison, subjects, candidates)
     needed = {entry.id: entry for entry in [*subjects, *bases.values()]}
     numbers = tried or measure(list(needed.values()), comparison.value, comparison.over, known)
-    by_group: dict[_GroupKey, list[Entry]] = {}
-    for entry in subjects:
-        by_group.setdefault(tuple(entry.axes.get(axis) for axis in comparison.by), []).append(entry)
+    by_group = grouped((tuple(entry.axes.get(axis) for axis in comparison.by), entry) for entry in subjects)
     return [_group(comparison, key, found, bases, numbers) for key, found in by_group.items()]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Annotated, Any
 
-from gpas_cli.documents import DocumentJson
 from gpas_cli.extensions.claims.measure import Pair
 from gpas_cli.extensions.claims.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
 from gpas_cli.grid.declared import PAIRED_T, Claim, Comparison, Source
@@ -21,7 +20,7 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.statistics.stats import holm
-from gpas_cli.structure import Document, Number
+from gpas_cli.structure import Document, DocumentJson, Number
 from gpas_cli.words import count
 
 WORDS = (SUPPORTED, CONTRADICTED, UNDECIDED)

@@ -16,7 +16,6 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.extensions.contributions.contributed import FOLDER, Contribution
@@ -29,7 +28,7 @@ from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
-from gpas_cli.structure import FLAT
+from gpas_cli.structure import FLAT, DocumentJson
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from gpas_cli import extension
 from gpas_cli.cli import options as shared
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project, recorded_of
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.extensions.figures import ABOUT, paper_figures
 from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Output, base_of
@@ -25,7 +24,7 @@ from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quant
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import CellCurve, Selection, ratios, recorded_quantities
 from gpas_cli.report.series import curves as curves_of
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import count, listed
 
 app = typer.Typer(help=f"{ABOUT}\n\n`gpas figure GRID` means `gpas figure curves GRID`.", cls=shared.WithUsual)

@@ -9,7 +9,6 @@ import typer
 
 from gpas_cli.cli.console import say
 from gpas_cli.cli.options import AsJson, complete_where
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extensions.figures.figure import Figure, PlotJson
 from gpas_cli.extensions.figures.plot import Sheet, check_formats, save
@@ -17,7 +16,7 @@ from gpas_cli.extensions.figures.terminal_plot import Plot
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.series import has_labels
-from gpas_cli.structure import FLAT
+from gpas_cli.structure import FLAT, DocumentJson
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix
 

@@ -11,7 +11,6 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import Names, Where, with_grouped_options
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Output, base_of
 from gpas_cli.extensions.figures.figure import PlotJson, as_json
@@ -19,7 +18,7 @@ from gpas_cli.extensions.laws.convergence import Speed, convergence
 from gpas_cli.extensions.laws.envelope import envelope
 from gpas_cli.extensions.laws.scaling import Law, scaling, unit
 from gpas_cli.grid.declared import Entry
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import count
 
 

@@ -1,18 +1,17 @@
 """A metric over an axis of numbers, such as the learning rate: a line per method, with its best value marked."""
 
 import math
-from collections.abc import Hashable
 from dataclasses import replace
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
-from gpas_cli.grid.declared import Entry
 from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.series import CellCurve, Series, make_series
 from gpas_cli.report.tables.entry_status import entry_status
 from gpas_cli.spec.stage import Metric
+from gpas_cli.words import grouped
 
 
 def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> tuple[Figure, list[str]]:
@@ -48,9 +47,8 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
 
 def _runs(known: Recorded, axis: str, what: Metric, over: str) -> tuple[list[CellCurve], list[str]]:
     """Return a curve over `axis` for each set of cells that differ in it alone, and the cells without a number."""
-    groups: dict[Hashable, list[Entry]] = {}
-    for entry in {entry.id: entry for entry in known.entries}.values():
-        groups.setdefault((entry.grid, entry.labels_without(axis)), []).append(entry)
+    distinct = {entry.id: entry for entry in known.entries}.values()
+    groups = grouped(((entry.grid, entry.labels_without(axis)), entry) for entry in distinct)
     runs, missing = [], []
     for alike in groups.values():
         points = []

@@ -13,14 +13,13 @@ from gpas_cli.cli.console import print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, offer_list
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
-from gpas_cli.cli.views.number import scores_table, skipped_notes
-from gpas_cli.documents import DocumentJson, ScoreJson
+from gpas_cli.cli.views.number import ScoreJson, scores_table, skipped_notes
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.events import Event, Outcome, Scoring
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 from gpas_cli.spec.parse import build
 from gpas_cli.store.refresh import ingest
-from gpas_cli.structure import Number
+from gpas_cli.structure import DocumentJson, Number
 
 if TYPE_CHECKING:
     from gpas_cli.extensions.networks.scoring import ExternalScores

@@ -16,7 +16,6 @@ from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.columns import Cell as Shown
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import CellNameJson
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.figures.drawing import Output
 from gpas_cli.extensions.figures.figure import Figure, Line, PlotJson, as_json
@@ -25,7 +24,7 @@ from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, dept
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell as Specification
 from gpas_cli.store.rundir import checkpoints_of
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, Document, DocumentJson
 
 if TYPE_CHECKING:  # torch
     from gpas_cli.extensions.theory.initialisation import Theory

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
@@ -14,24 +14,17 @@ from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
 from gpas_cli.spec.extensions import measured_columns
 from gpas_cli.spec.stage import Metric, called
+from gpas_cli.words import grouped
 
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
 
 # States without a number, in the order in which a table cell names them, and their names.
-STATE_NAMES = {
-    "diverged": "diverged",
-    "not finite": "not finite",
-    "running": "running",
-    "queued": "queued",
-    "interrupted": "interrupted",
-    "failed": "failed",
-    "cancelled": "cancelled",
-    "unknown": "unknown",
-    "missing": "missing",
-    "unsynced": "not ingested",
-    "unrecorded": "not recorded",
-}
+_ORDER = (
+    *("diverged", "not finite", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing"),
+    *("unsynced", "unrecorded"),
+)
+STATE_NAMES = {"unsynced": "not ingested", "unrecorded": "not recorded"}
 NO_UNIT = "unit missing"  # of a number that is relative to another, which is missing
 REFERENCE = "perplexity_reference"
 _LARGEST = 709  # of the losses whose perplexity a float can be
@@ -161,10 +154,7 @@ def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
 
 def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
     """Return the entries that differ only in the axis `over` together, in declared order."""
-    found: dict[Hashable, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.labels_without(over), []).append(entry)
-    return list(found.values())
+    return list(grouped((entry.labels_without(over), entry) for entry in entries).values())
 
 
 def best_variant(
@@ -196,7 +186,7 @@ def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:
         diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
         return f"{len(statuses) - len(missing)}/{len(statuses)} {over}s{diverged}"
     words = []
-    order = [*STATE_NAMES, *(state for state in counts if state not in STATE_NAMES)]
+    order = [*_ORDER, *(state for state in counts if state not in _ORDER)]
     for state in sorted(counts, key=order.index):
         name = STATE_NAMES.get(state, state)
         known = [s.progress for s in missing if s.state == state and s.progress is not None]

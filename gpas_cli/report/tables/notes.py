@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpas_cli.grid.document import spelled
+from gpas_cli.report.labels import in_words
 from gpas_cli.report.papers import load
 from gpas_cli.report.papers.printed import label_of
 from gpas_cli.report.papers.recipes import OBJECTIVE, Deviation, recipes
@@ -19,7 +20,7 @@ from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.structure import Number
-from gpas_cli.words import abbreviated, count, fixed, left_out, listed, verb
+from gpas_cli.words import abbreviated, count, fixed, grouped, left_out, listed, verb
 
 _T = TypeVar("_T")
 
@@ -352,9 +353,7 @@ def _used(table: Table) -> list[str]:
 
 
 def _unserved(table: Table) -> Iterator[Note]:
-    found: dict[str, list[_Place]] = {}
-    for row, column, _, printed in _printed(table):
-        found.setdefault(printed.unserved, []).append((row, column))
+    found = grouped((printed.unserved, (row, column)) for row, column, _, printed in _printed(table))
     for why in filter(None, found):
         yield Note("remark", f"no cell here{_where(table, found[why], tuple(table.published))}: {why}")
 
@@ -367,9 +366,7 @@ def _compared(table: Table) -> Iterator[Note]:
         if printed.cell.table
     }
     for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
-        counts: dict[int, list[_Place]] = {}
-        for row, i, _, printed in _printed(table):
-            counts.setdefault(printed.cell.batches, []).append((row, i))
+        counts = grouped((printed.cell.batches, (row, i)) for row, i, _, printed in _printed(table))
         own = [f"{n}{_where(table, counts[n], tuple(table.published))}" for n in counts if n]
         batches = f"; its numbers of batches, {', '.join(own)}, are put in place of ours" if own else ""
         yield Note(
@@ -426,8 +423,8 @@ def _deviations(table: Table) -> Iterator[Note]:
             sources = list(by_source)
             places = [place for source in sources for place in by_source[source]]
             code = " (in its code)" if one.origin == "code" else ""
-            ours = "without a counterpart here" if one.ours is None else f"{_word(one.ours)} here"
-            said = f"{_word(one.published)} in {_titles(table, sources)}{code}, {ours}"
+            ours = "without a counterpart here" if one.ours is None else f"{in_words(one.ours)} here"
+            said = f"{in_words(one.published)} in {_titles(table, sources)}{code}, {ours}"
             parts.append(f"{said}{_where(table, places, sources)}")
         yield Note("recipe", f"{setting}: {'; '.join(parts)}")
 
@@ -487,10 +484,6 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
 
 def _titles(table: Table, sources: Sequence[str]) -> str:
     return ", ".join(table.published[source].short for source in sources)
-
-
-def _word(value: Any) -> str:
-    return str(spelled(value)) if isinstance(value, bool | int | float | str) else str(value)
 
 
 # In the order in which their notes are printed.

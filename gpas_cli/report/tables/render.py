@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
-from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
@@ -23,7 +22,7 @@ from gpas_cli.report.tables.sheet import Note, Sheet, Style, to_latex
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics.stats import Paired
-from gpas_cli.structure import FLAT, Document, Number, plain
+from gpas_cli.structure import FLAT, Document, DocumentJson, Number, plain
 from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes

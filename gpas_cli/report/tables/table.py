@@ -207,10 +207,6 @@ class Table:
         return tuple({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
-def _nothing(entry: Entry | None) -> Mapping[str, PublishedCell]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Spot:
     """What a cell of a table shows: the number of some cells of the grid, and published numbers beside it.
@@ -222,7 +218,7 @@ class Spot:
 
     metric: Metric
     runs: Sequence[tuple[Entry, str | None]] = ()
-    beside: Callable[[Entry | None], Mapping[str, PublishedCell]] = _nothing
+    beside: Callable[[Entry | None], Mapping[str, PublishedCell]] = lambda entry: {}
     unserved: str = ""
     base: tuple[int, int] | None = None
     unit: tuple[int, int] | None = None
@@ -245,7 +241,7 @@ class Frame:
         """Return the frame with another metric everywhere, and nothing beside it."""
         columns = tuple(replace(column, metric=metric) for column in self.table.columns)
         lines = [
-            (row, [replace(spot, metric=metric, beside=_nothing, unit=None) for spot in spots])
+            (row, [replace(spot, metric=metric, beside=Spot.beside, unit=None) for spot in spots])
             for row, spots in self.lines
         ]
         return Frame(replace(self.table, metric=metric, columns=columns, published={}), lines)

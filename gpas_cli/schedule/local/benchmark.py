@@ -18,7 +18,7 @@ from typing import Any
 
 import gpas_cli
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.estimate import Shape, cpu_seconds, shape
+from gpas_cli.plan.estimate import cpu_seconds, shape
 from gpas_cli.plan.machine import ThisMachine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
@@ -28,7 +28,7 @@ from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import BenchRequest
 from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
-from gpas_cli.words import duration
+from gpas_cli.words import duration, grouped
 
 _PACKAGE = Path(gpas_cli.__file__).parents[1]
 _COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
@@ -60,14 +60,12 @@ def bench(
     """
     slots = Slots(project.runs, machine())
     here = slots.machine
-    grouped: dict[Shape, list[StageJob]] = {}
-    for job in stage_jobs(entries).values():
-        if job.kind == PRETRAIN:
-            device = "cuda" if here.gpus else "cpu"
-            grouped.setdefault(shape(job.cell.to_mapping(), device, here.needs(job.resources)), []).append(job)
+    device = "cuda" if here.gpus else "cpu"
+    trainings = [job for job in stage_jobs(entries).values() if job.kind == PRETRAIN]
+    alike = grouped((shape(job.cell.to_mapping(), device, here.needs(job.resources)), job) for job in trainings)
     if not here.gpus:
-        _require_short((jobs[0] for jobs in grouped.values()), here, seconds)
-    for key, jobs in grouped.items():
+        _require_short((jobs[0] for jobs in alike.values()), here, seconds)
+    for key, jobs in alike.items():
         facts = _measure(project, slots, jobs[0], seconds, notify)
         facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpas_cli.errors import advise
 from gpas_cli.files import append_regular
-from gpas_cli.permissions import advise
 from gpas_cli.plan.machine import THREAD_VARIABLES, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import advise, no_disk
+from gpas_cli.errors import GpasError, advise, no_disk
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
@@ -328,7 +327,6 @@ def _reason(task: _StageRun) -> str:
 
 def _asked_to_signal(directory: Path) -> bool:
     """Return whether the attempt is to be cancelled and its scheduler has to send the signal."""
-    try:
+    with suppress(OSError, GpasError):
         return not read_request(directory).signalled
-    except (OSError, GpasError):
-        return False
+    return False

@@ -10,6 +10,7 @@ from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.client import answer, seconds
 from gpas_cli.schedule.slurm.job import NEVER, WHOLE, Job, indices, moment, plain
+from gpas_cli.words import grouped
 
 _FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -50,9 +51,7 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     named = {row[1] for row in rows}
     if ids := [id for one in ours if one.name not in named and (id := one.job())]:  # renamed since, or still queued
         rows += _accounted(since, _FIELDS, f"--jobs={','.join(ids)}")
-    jobs: dict[str, list[list[str]]] = {}
-    for row in rows:
-        jobs.setdefault(row[0].partition(".")[0], []).append(row)
+    jobs = grouped((row[0].partition(".")[0], row) for row in rows)
     groups: dict[tuple[int, int, int], list[tuple[int, float, float]]] = {}
     for whole, *steps in jobs.values():
         elapsed = float(whole[6] or 0)

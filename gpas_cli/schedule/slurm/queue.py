@@ -33,8 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpas_cli.errors import GpasError
-from gpas_cli.permissions import user_name
+from gpas_cli.errors import GpasError, user_name
 from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
 from gpas_cli.schedule.slurm import accounting, client, squeue, submission
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
@@ -199,10 +198,9 @@ def _removed(made: Submission, known: Mapping[int, Job], *, alive: bool) -> Iter
 
 def _remembered_seconds() -> float:
     """Return for how long the controller remembers an ended job, 0 if unknown."""
-    try:
+    with suppress(GpasError):
         return seconds(client.configuration().get("MinJobAge", "0"))
-    except GpasError:
-        return 0.0
+    return 0.0
 
 
 def _path(runs: Path) -> Path:

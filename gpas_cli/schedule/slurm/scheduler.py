@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, explain
 from gpas_cli.period import Period
-from gpas_cli.permissions import explain
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import with_texts

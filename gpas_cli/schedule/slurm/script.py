@@ -154,6 +154,7 @@ def _rendered(
             return 1
 
     chosen = {key: value for key, value in profile.items() if key not in ("environment", "python")}
+    pairs = [variable.partition("=")[::2] for variable in profile["environment"]]
     chosen |= {
         "job_name": name,
         "wckey": None,  # a site that enforces wckeys would refuse submitit's default
@@ -164,7 +165,7 @@ def _rendered(
         },
         "setup": [
             *([_CHECKED, *profile["setup"], _UNCHECKED] if profile["setup"] or profile["python"] else []),
-            *_exports(project, profile["environment"]),
+            *[f"export {name}={shlex.quote(value)}" for name, value in (*pairs, *project.variables.items())],
             *setup,
         ],
         "stderr_to_stdout": True,
@@ -199,8 +200,3 @@ def overriding(script: str) -> set[str]:
     options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
     names = [_VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
     return {*_NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
-
-
-def _exports(project: Project, environment: Sequence[str]) -> list[str]:
-    pairs = [variable.partition("=")[::2] for variable in environment]
-    return [f"export {name}={shlex.quote(value)}" for name, value in (*pairs, *project.variables.items())]

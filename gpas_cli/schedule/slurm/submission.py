@@ -58,10 +58,9 @@ class Submission:
 
     def job(self) -> str:
         """Return the array's job id from sbatch's answer, "" if it is not recorded."""
-        try:
+        with suppress(OSError, GpasError):
             return read_record(JobRecord, self.folder / "job.json").job
-        except (OSError, GpasError):
-            return ""
+        return ""
 
     def submitted(self, job: str) -> None:
         """Record sbatch's answer."""
@@ -146,10 +145,9 @@ def read(place: Path) -> Submission:
 
 def find(runs: Path, name: str) -> Submission | None:
     """Return the submission of that name, None if it is missing or unreadable."""
-    try:
+    with suppress(OSError, GpasError):
         return read(folder(runs) / name)
-    except (OSError, GpasError):
-        return None
+    return None
 
 
 def open_names(runs: Path) -> list[str]:
@@ -199,11 +197,10 @@ def count_failure(submission: Path, index: int, cause: str) -> str:
 
 def breaker(submission: Path) -> str:
     """Return why the rest of a submission is held back, "" if it is not."""
-    try:
+    with suppress(OSError, GpasError):
         record = read_record(BreakerRecord, submission / "breaker.json")
         return f"held back: {record.cells} cells of {submission.name} failed for the same reason: {record.cause}"
-    except (OSError, GpasError):
-        return ""
+    return ""
 
 
 def faulty_nodes(runs: Path, key: str) -> set[str]:

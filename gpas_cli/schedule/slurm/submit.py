@@ -43,7 +43,7 @@ from gpas_cli.state.usage import end_of as end_of_attempt
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
-from gpas_cli.words import count, listed
+from gpas_cli.words import count, grouped, listed
 
 _TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
 _HELD_NAMED = 5  # held jobs named in notices
@@ -102,7 +102,7 @@ class Array:
 def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> list[Array]:
     """Return the arrays for `jobs`, none of which is a parent of another. `waiting`: parents that have yet to run."""
     made: list[Array] = []
-    for same in _by_profile(jobs):
+    for same in grouped((_profile(job), job) for job in jobs).values():
         made += _packed([job for job in same if not _parents(job, waiting)], largest)
         made += _dependent([job for job in same if _parents(job, waiting)], waiting, largest)
     return made
@@ -126,12 +126,9 @@ def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
             del left[job.key]
 
 
-def _by_profile(jobs: Sequence[StageJob]) -> list[list[StageJob]]:
-    found: dict[str, list[StageJob]] = {}
-    for job in jobs:
-        asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind, "uses": job.uses}
-        found.setdefault(json.dumps(asked, sort_keys=True), []).append(job)
-    return list(found.values())
+def _profile(job: StageJob) -> str:
+    asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind, "uses": job.uses}
+    return json.dumps(asked, sort_keys=True)
 
 
 def _parents(job: StageJob, waiting: Mapping[str, ArrayIndex]) -> tuple[ArrayIndex, ...]:
@@ -139,12 +136,9 @@ def _parents(job: StageJob, waiting: Mapping[str, ArrayIndex]) -> tuple[ArrayInd
 
 
 def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> Iterator[Array]:
-    after: dict[tuple[ArrayIndex, ...], list[StageJob]] = {}
-    for job in jobs:
-        after.setdefault(_parents(job, waiting), []).append(job)
     by_job: dict[str, dict[int, StageJob]] = {}
     together = list[Array]()
-    for places, same in after.items():
+    for places, same in grouped((_parents(job, waiting), job) for job in jobs).items():
         if len(places) == len(same) == 1:
             by_job.setdefault(places[0].job, {})[places[0].index] = same[0]
         else:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from gpas_cli.events import Emit, Evaluation, Event, Layers, Outcome, Skipped, Spike, Step
@@ -36,10 +36,9 @@ def _is_over(attempt: AttemptDir) -> bool:
     lock = locks.probe(alive_path(attempt))
     if lock in (locks.Lock.FREE, locks.Lock.HELD):
         return lock is locks.Lock.FREE
-    try:
+    with suppress(OSError):
         return time.time() - attempt.checkpoints.stat().st_mtime > _SETTLED_SECONDS
-    except OSError:
-        return False
+    return False
 
 
 def run_paths(stage: StageContext) -> RunPaths:

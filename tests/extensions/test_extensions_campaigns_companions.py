@@ -6,9 +6,10 @@ import pytest
 from grids import HEAD
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.grid.companions import add_seeds, seeds_path, tuned_path, with_seeds, write_tuned
+from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds, write_tuned
+from gpas_cli.grid.companions import seeds_path, tuned_path
 from gpas_cli.grid.declared import Experiments
-from gpas_cli.grid.expand import expand, family_of
+from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
 BASE = "    base: {size: quickstart, data: quickstart}\n"
