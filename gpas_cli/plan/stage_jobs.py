@@ -32,6 +32,7 @@ class StageJob:
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
     again: str = ""  # what its next attempt has more of, "" for the same as before
     trunk: Trunk | None = None  # the training whose last checkpoint it starts from (`plan.trunks`)
+    awaits_trunk: bool = False  # whether that is still to be trained
     is_trunk: bool = False  # whether no cell has asked for it, and others start from it
     demand: TextDemand | None = None  # the text that a tokenising job prepares, None for other jobs
 
@@ -41,8 +42,8 @@ class StageJob:
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The keys of the stages that this one builds on."""
-        return (*self.parents, self.trunk.key) if self.trunk else self.parents
+        """The keys of the stages that this one builds on, without a trunk that is finished."""
+        return (*self.parents, self.trunk.key) if self.trunk and self.awaits_trunk else self.parents
 
     @property
     def after(self) -> tuple[str, ...]:

@@ -52,9 +52,9 @@ def jobs_of(
             if observe(runs, job.key).state in RESULTS:
                 warn(f"{job.id} ({job.key}) has ended and cannot be continued, so no cell starts from it")
                 continue
-            first[job.key] = _started(job, made)
+            first[job.key] = _started(job, made, known[kin])
             made[updates] = Trunk(job.key, updates, job.id)
-        first |= {job.key: _started(job, made) for job in waiting if job.key not in first}
+        first |= {job.key: _started(job, made, known[kin]) for job in waiting if job.key not in first}
     # The trunks come first; a constant training that is one itself is among them.
     return first | {key: first.get(key, job) for key, job in jobs.items()}
 
@@ -137,7 +137,10 @@ def _job(like: StageJob, updates: int, jobs: Mapping[str, StageJob]) -> StageJob
     return jobs.get(key, own)
 
 
-def _started(job: StageJob, made: _Made) -> StageJob:
-    """Return the job as it starts from the longest trunk that it can."""
+def _started(job: StageJob, made: _Made, done: Collection[int]) -> StageJob:
+    """Return the job as it starts from the longest trunk that it can. `done`: the trunks that are finished."""
     usable = [update for update, one in made.items() if update <= job.cell.optim.stable_updates and one.key != job.key]
-    return replace(job, trunk=made[max(usable)]) if usable else job
+    if not usable:
+        return job
+    longest = max(usable)
+    return replace(job, trunk=made[longest], awaits_trunk=longest not in done)

@@ -1,0 +1,103 @@
+"""Trunks on the command line: `gpas plan` draws them, `gpas gc` keeps what a cell starts from, `gpas why` names it."""
+
+import os
+from dataclasses import replace
+
+from attempts import attempt_at, make_attempt, write_events
+from face import Face, end
+
+from gpas_cli.checkpoints import path_of
+from gpas_cli.events import event_of
+from gpas_cli.grid import Entry
+from gpas_cli.spec.trunk import trunk
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.snapshot import current_code
+
+LENGTHS = """\
+version: 1
+default: lengths
+grids:
+  lengths:
+    base: {size: quickstart, data: quickstart, optim: {lr: 1e-3, warmup: 10, batch: 2, schedule: wsd, decay: 20}}
+    axes:
+      norm: [pre]
+      optim.steps: [100, 120, 140]
+      seed: [1, 2]
+    table: {rows: [norm], columns: optim.steps}
+"""
+TREE = """\
+updates in common are trained once, which saves 360 of them, about {hours}:
+lengths/pre-steps100-s1.trunk80  0 to 80
+├── pre-steps120-s1.trunk100  80 to 100
+│   ├── pre-steps120-s1  100 to 120
+│   └── pre-steps140-s1  100 to 140
+└── pre-steps100-s1  80 to 100
+and 1 tree like these
+"""
+
+
+def common(face: Face) -> Entry:
+    """Return the first trunk of seed 1 as an entry."""
+    first = face.entry("pre-steps100-s1", "lengths")
+    return replace(first, cell=trunk(first.cell, 80), name=f"{first.name}.trunk80", axes={})
+
+
+def finished(face: Face, code: str) -> AttemptDir:
+    """Record the first trunk of seed 1, with a checkpoint."""
+    done = [event_of({"kind": "outcome", **end("done", step=80, metrics={"perplexity": 9.0})})]
+    made = attempt_at(face.runs, common(face), done, code=code)
+    path_of(made.checkpoints, 80).mkdir(parents=True)
+    return made
+
+
+def test_the_plan_draws_one_tree_for_cells_that_differ_in_the_seed(face: Face) -> None:
+    face.declare(LENGTHS)
+    plan = face("plan").out
+    hours = plan.partition("saves 360 of them, about ")[2].partition(":")[0]
+    assert TREE.format(hours=hours) in plan
+    assert "6 cells: 6 new; 10 jobs to start, about" in plan
+    document = face("plan", "--json").json
+    starts = {one["name"]: (one["trunk"]["update"], one["is_trunk"]) for one in document["trunks"]}
+    assert starts["lengths/pre-steps120-s1.trunk100"] == (80, True)
+    assert starts["lengths/pre-steps140-s2"] == (100, False)
+    assert document["saving"]["updates"] == 360
+
+
+def test_a_finished_trunk_is_a_root_and_kept_while_a_cell_may_start_from_it(face: Face) -> None:
+    face.declare(LENGTHS)
+    made = finished(face, current_code())
+    assert "lengths/pre-steps100-s1.trunk80  done\n" in face("plan").out
+    face("gc", "--rule", "finished", "--delete", "--yes")
+    assert path_of(made.checkpoints, 80).exists()
+    for steps in (100, 120, 140):
+        face.recorded(face.entry(f"pre-steps{steps}-s1", "lengths"), ("outcome", end("done", step=steps)))
+    face("gc", "--rule", "finished", "--delete", "--yes")
+    assert not path_of(made.checkpoints, 80).exists()
+
+
+def test_a_trunk_of_other_code_is_named_and_not_used(face: Face) -> None:
+    face.declare(LENGTHS)
+    finished(face, "0123456789abcdef")
+    plan = face("plan").out
+    key = common(face).cell.key
+    assert f"lengths/pre-steps100-s1.trunk80 ({key}) has ended and cannot be continued" in " ".join(plan.split())
+    assert "pre-steps100-s2.trunk80" in plan
+
+
+def test_status_counts_running_trunks_apart_and_why_names_where_a_cell_starts(face: Face) -> None:
+    face.declare(LENGTHS)
+    first = common(face)
+    lock = locks.hold(alive_path(attempt_at(face.runs, first, [])))
+    status = face("status").out
+    os.close(lock)
+    assert "trunks from which cells start: 1 running; `gpas plan` draws them" in status
+    assert "no grid declares" not in status
+    entry = face.entry("pre-steps120-s1", "lengths")
+    facts = {"trunk": {"key": first.key, "update": 80, "name": first.id}, "stage": "pretrain"}
+    made = make_attempt(face.runs, entry.key, {**facts, "cell": entry.cell.to_mapping(), "name": entry.name})
+    write_events(made, [event_of({"kind": "outcome", **end("done", step=120)})])
+    assert f"starts after update 80 of {first.id} ({first.key})" in face("why", "pre-steps120-s1").out
+    (attempt,) = face("why", "pre-steps120-s1", "--json").json["stages"][0]["attempts"]
+    assert attempt["trunk"] == {"key": first.key, "update": 80, "name": first.id}
