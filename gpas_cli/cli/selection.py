@@ -183,3 +183,26 @@ def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
     """Return the states of the grids that have been started, else of the default grid."""
     names = started_grids(states) or {experiments().default}
     return [state for state in states if state.entry.grid in names]
+
+
+def undeclared_cells(*, claimed: bool = False) -> list[CellStatus]:
+    """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
+    from gpas_cli.plan.undeclared import undeclared
+
+    found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
+    return cell_statuses(project().runs, found, jobs=not claimed)
+
+
+def trunks_among(found: Sequence[CellStatus]) -> list[CellStatus]:
+    """Return those of the cells without a grid from which declared ones start."""
+    if all(one.entry.cell.optim.schedule != "constant" for one in found):
+        return []
+    from gpas_cli.plan.trunks import trunk_keys
+
+    keys = trunk_keys(_everything())
+    return [one for one in found if one.entry.cell.key in keys]
+
+
+def _everything() -> Iterator[Entry]:
+    """Yield the cells of all grids; they are expanded when the first one is requested."""
+    yield from entries(experiments().available)

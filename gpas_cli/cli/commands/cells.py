@@ -11,7 +11,15 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn
 from gpas_cli.cli.options import AsJson, CellsOrGrids, DryRun, RunOptions, Where, Yes, with_grouped_options
 from gpas_cli.cli.running import finish, run_entries
-from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
+from gpas_cli.cli.selection import (
+    cells_or_grids,
+    chosen_cells,
+    entries,
+    experiments,
+    project,
+    trunks_among,
+    undeclared_cells,
+)
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import CellNameJson, evidence, once
 from gpas_cli.errors import Exit, GpasError, nearest
@@ -77,6 +85,10 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     for name, job in ((text.name, text.status.job) for text in texts):
         if job:
             say(f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it")
+    asked = {state.key for state in alive}
+    others = [one for one in undeclared_cells(claimed=True) if one.state in ALIVE and one.key not in asked]
+    for trunk in trunks_among(others):
+        say(f"{trunk.entry.id} continues, because other cells may start from it; `gpas cancel {trunk.key}` stops it")
     if as_json:
         cells = [
             _CancelledCellJson(

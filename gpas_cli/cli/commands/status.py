@@ -17,7 +17,15 @@ from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, offer_list
-from gpas_cli.cli.selection import entries, experiments, observed, only_started, project, without_runs
+from gpas_cli.cli.selection import (
+    experiments,
+    observed,
+    only_started,
+    project,
+    trunks_among,
+    undeclared_cells,
+    without_runs,
+)
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
@@ -31,8 +39,7 @@ from gpas_cli.cli.views.states import (
 )
 from gpas_cli.cli.watch import watch
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import Entry, counted
-from gpas_cli.state.observe import cell_statuses
+from gpas_cli.grid.declared import counted
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
 from gpas_cli.structure import Document, DocumentJson, StateJson
 from gpas_cli.words import count, verb
@@ -205,8 +212,8 @@ def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None
     """
     grids = {cell.entry.grid for cell in cells}
     changed = {cell.entry.grid for cell in cells if cell.state == "missing"}
-    found = _undeclared(claimed=not changed)
-    trunks = _trunks(found)
+    found = undeclared_cells(claimed=not changed)
+    trunks = trunks_among(found)
     if working := [one for one in trunks if one.state in ALIVE]:
         say(Text.from_markup(f"trunks from which cells start: {totals(working)}; `gpas plan` draws them"))
     found = [one for one in found if one not in trunks]
@@ -218,31 +225,8 @@ def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None
         say(Text.from_markup(f"{remark}; `gpas status --undeclared` lists them{cancel}"))
 
 
-def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
-    """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
-    from gpas_cli.plan.undeclared import undeclared
-
-    found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
-    return cell_statuses(project().runs, found, jobs=not claimed)
-
-
-def _trunks(found: Sequence[CellStatus]) -> list[CellStatus]:
-    """Return those of the cells without a grid from which declared ones start."""
-    if all(one.entry.cell.optim.schedule != "constant" for one in found):
-        return []
-    from gpas_cli.plan.trunks import trunk_keys
-
-    keys = trunk_keys(_everything())
-    return [one for one in found if one.entry.cell.key in keys]
-
-
-def _everything() -> Iterator[Entry]:
-    """Yield the cells of all grids; they are expanded when the first one is requested."""
-    yield from entries(experiments().available)
-
-
 def _show_undeclared(view: View, as_json: bool) -> None:
-    states = _undeclared()
+    states = undeclared_cells()
     if as_json:
         print_json(view.document(states))
         return

@@ -12,6 +12,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.spec.trunk import trunk
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import current_code
 
@@ -101,3 +102,18 @@ def test_status_counts_running_trunks_apart_and_why_names_where_a_cell_starts(fa
     assert f"starts after update 80 of {first.id} ({first.key})" in face("why", "pre-steps120-s1").out
     (attempt,) = face("why", "pre-steps120-s1", "--json").json["stages"][0]["attempts"]
     assert attempt["trunk"] == {"key": first.key, "update": 80, "name": first.id}
+
+
+def test_a_trunk_outlives_the_cells_that_start_from_it_until_it_is_cancelled_itself(face: Face) -> None:
+    face.declare(LENGTHS)
+    first, cell = common(face), face.entry("pre-steps100-s1", "lengths")
+    submitter = Submitter(face.runs)
+    for entry in (first, cell):
+        attempt_at(face.runs, entry, [])
+        write_claim(face.runs, entry.key, submitter)
+    cancelled = face("cancel", "pre-steps100-s1", "--yes", expect=None).out
+    assert (
+        f"{first.id} continues, because other cells may start from it; `gpas cancel {first.key}` stops it" in cancelled
+    )
+    assert "continues" not in face("cancel", first.key, "--yes", expect=None).out
+    submitter.close()
