@@ -53,8 +53,8 @@ def gc(
 
     The default rule, superseded, selects all but the last checkpoint of stages with a result, and all checkpoints of
     diverged and forgotten runs. finished selects the last one too, unless a declared stage without a result builds on
-    it. failed selects all checkpoints of failed and cancelled stages, which `gpas retry` then starts at the first
-    update.
+    it or starts from it. failed selects all checkpoints of failed and cancelled stages, which `gpas retry` then starts
+    at the first update.
 
     Results, journals and logs are never deleted, nor what a run may resume from.
 
