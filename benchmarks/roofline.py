@@ -44,6 +44,7 @@ from gpas_cli.spec.cost import parameters, whole_flops_per_token
 from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
+from gpas_cli.train.assemble import settle_matmul
 from gpas_cli.train.bench import WARMUP_UPDATES, synthetic_loop
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
@@ -269,6 +270,7 @@ def main() -> None:
         optim = {"lr": 1e-6, "warmup": 1, "steps": 10_000, "batch": asked.rows}
         cell = cell_from({**what, "gate": asked.gate, "precision": asked.precision, "optim": optim})
     loop = synthetic_loop(cell, Resources(compile=asked.compile), padded=False)
+    settle_matmul(cell, loop)  # the products alone use the same
     updates = _updates(loop)
     updates(WARMUP_UPDATES)
     print(HEADER)

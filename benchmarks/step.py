@@ -12,6 +12,7 @@ affects least, and otherwise seconds. Peak memory is that of a process of its ow
     padded            our real tokens per second / theirs with an attention mask, padded rows, the same matrix products
     padded_unmasked   the same without a mask: right padding needs none with causal attention
     padded_compiled   the same without a mask, their network compiled, with its loss (only with --compile)
+    padded_compiled_masked  the same with their attention mask
     full              our real tokens per second / theirs, full rows, the same matrix products
     full_compiled     the same, their network compiled, with its loss (only with --compile)
     out_of_the_box    the same on padded rows with a mask in float32, each side with its own matrix product
@@ -90,13 +91,12 @@ class Setting:
         return update
 
     def theirs(self, *, padded: bool, compiled: bool = False) -> Rival:
-        """Return the training by `transformers` on the same batches. Not compiled, it gets a mask on padded rows."""
+        """Return the training by `transformers` on the same batches, with an attention mask on padded rows."""
         from rivals import Rival  # importing transformers takes two seconds
 
         cell, backend = self.cell(), "aot_eager" if self.shrink else "inductor"
         name = "transformers, compiled" if compiled else "transformers"
-        masked = padded and not compiled
-        return Rival(name, cell, SyntheticBatches(cell, padded=padded), masked=masked, backend=backend)
+        return Rival(name, cell, SyntheticBatches(cell, padded=padded), masked=padded, backend=backend)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Comparison:
         self.rates: dict[str, float] = {}  # real tokens per second, and FLOP/s of the products alone
 
     def ratios(self, *, compiled: bool) -> dict[str, Ratio]:
-        """Return the ratios by name. `compiled`: also that to their network compiled, without a mask."""
+        """Return the ratios by name. `compiled`: also those to their network compiled."""
         rows = "padded" if self.padded else "full"
         theirs = {rows: Side(self._theirs.update, self.path)}
         if self.padded:
@@ -170,8 +170,12 @@ class Comparison:
         if compiled:  # in place of the other, as more networks in turns favour us
             theirs.clear()
             self._theirs = self.setting.theirs(padded=self.padded, compiled=True)
-            found |= self._against({f"{rows}_compiled": Side(self._theirs.update, self.path)})
+            found |= self._against(self._compiled(rows))
         return found
+
+    def _compiled(self, rows: str) -> dict[str, Side]:
+        unmasked = {f"{rows}_compiled": Side(self._unmasked, self.path)}
+        return unmasked | ({"padded_compiled_masked": Side(self._theirs.update, self.path)} if self.padded else {})
 
     def _unmasked(self) -> None:
         self._theirs.masked = False
