@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from gpas_cli.data.loader import PrefetchedBatches
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cost import predicted, whole_flops_per_token
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import loss as head
 from gpas_cli.train.bench import WARMUP_UPDATES, peak_memory

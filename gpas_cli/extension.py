@@ -34,6 +34,7 @@ IN_WHEEL = {
     "campaigns": Brought(commands=("run claims", "run tuned")),
     "claims": Brought(commands=("claims",)),
     "contributions": Brought(),
+    "curves": Brought(),
     "export": Brought(commands=("export",)),
     "figures": Brought(commands=("figure",)),
     "glue": Brought(settings=("glue",)),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import STATE, warn
@@ -155,7 +156,8 @@ def recorded_of(chosen: Sequence[Entry], where: Project | None = None, *, databa
 
 def without_runs(chosen: Sequence[Entry]) -> str:
     """Return the warning that the database knows cells and the folder of run directories is missing, or ""."""
-    if project().runs.is_dir():
+    database = Path(project().database)
+    if project().runs.is_dir() or (database.is_absolute() and not database.exists()):
         return ""
     from gpas_cli.store.refresh import describe_missing_runs
 

@@ -14,11 +14,11 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
 from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.processor import peak_flops
 from gpas_cli.project import Project, hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, predicted
 from gpas_cli.spec.finetune import Finetune
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN

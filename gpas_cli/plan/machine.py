@@ -1,7 +1,7 @@
 """The accelerators and cores that jobs may use: on this machine, on the nodes behind a scheduler, or named for a plan.
 
 `gpas plan --gpu H100:8` plans for GPUs whether or not this machine has them. Their peaks come from the data sheets
-(`spec.gpu`); the share that training reaches (MFU) is assumed.
+(`processor`); the share that training reaches (MFU) is assumed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import ClassVar, Protocol, final
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.processor import usable_cores
+from gpas_cli.processor import GPUS, peak_flops, usable_cores
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
-from gpas_cli.spec.gpu import GPUS, peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import count, listed
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpas_cli.grid.declared import Entry
-from gpas_cli.grid.document import Label
+from gpas_cli.grid.document import Label, same
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
@@ -72,6 +72,20 @@ def facts(entry: Entry) -> dict[str, Label]:
         **({"shots": scored[0].shots} if scored else {}),
         "schedule": getattr(cell.optim.decay_of_rate, "decay_shape", cell.optim.schedule),
     }
+
+
+def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]], *, named: bool = False) -> bool:
+    """Return whether a cell has these labels, in its grid or in the papers; of several labels, any.
+
+    named: the papers' labels count only on axes that the grid does not have.
+    """
+    own, published = entry.axes, facts(entry)
+    for axis, wanted in labels.items():
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        found = [known[axis] for known in (own, published) if axis in known][: 1 if named else 2]
+        if not any(same(label, option) for label in found for option in options):  # type: ignore[arg-type]
+            return False
+    return True
 
 
 def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric, StageKind
 
@@ -206,3 +207,24 @@ STATE_METRICS = {
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 SPIKES["skipped"] = Quantity("skipped", "skipped updates")
+
+Points = tuple[tuple[float, float], ...]  # x and y, in order of x
+
+
+def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False) -> tuple[Points, float | None]:
+    """Return points over layers, counted from 1, and the value of the final norm if there is one, from values by index.
+
+    The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
+    sub-layers, the later ones are placed between it and the next layer. outputs: values at the input of a layer are
+    drawn as values at the output of the layer before it.
+    """
+    count = max(values, default=-1) + 1
+    network = entry.cell.network
+    layers = count if network and not network.layers else entry.cell.model.size.layers
+    if outputs:
+        return tuple((n, value) for n, value in sorted(values.items()) if n > 0 and math.isfinite(value)), None
+    each = max(1, count // layers)
+    inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
+    final = values.get(layers) if each == 1 else None
+    points = tuple((1 + index / each, value) for index, value in sorted(inside.items()))
+    return points, final if final is None or math.isfinite(final) else None

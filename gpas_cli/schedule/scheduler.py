@@ -21,7 +21,6 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import LOCAL, SLURM, Claim, read_claim
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
-from gpas_cli.store.refresh import ingest
 from gpas_cli.store.rundir import AttemptDir
 
 
@@ -179,6 +178,8 @@ class RunRequest:
 
     def ingest(self) -> str:
         """Copy the results of ended jobs into the database. Return an error message ("" if there is none)."""
+        from gpas_cli.store.refresh import ingest  # here, because most commands submit no job
+
         return ingest(self.project)
 
 

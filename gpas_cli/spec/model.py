@@ -84,23 +84,13 @@ class Family:
         return min(tokens, self.context) if self.positions == "learned" else tokens
 
 
+_GPT = Family(norm="layernorm", ffn="gelu", positions="learned", bias=True, tied=True)
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
-    "gpt": Family(norm="layernorm", ffn="gelu", positions="learned", bias=True, tied=True),
-    "bert": Family(
-        norm="layernorm",
-        ffn="gelu",
-        positions="learned",
-        context=512,
-        bias=True,
-        tied=True,
-        input_norm=True,
-        token_types=2,
-        head_transform=True,
-    ),
-    "encoder-decoder": Family(norm="layernorm", ffn="relu", positions="sinusoidal", bias=True, tied=True, encoder=True),
+    "gpt": _GPT,
+    "bert": replace(_GPT, context=512, input_norm=True, token_types=2, head_transform=True),
+    "encoder-decoder": replace(_GPT, ffn="relu", positions="sinusoidal", encoder=True),
 }
-
 
 _PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm", "deepnorm-inverted")
 

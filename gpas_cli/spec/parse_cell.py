@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.extension import missing
@@ -269,9 +269,8 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
 def _parse_parametrisation(value: Any, problems: list[Problem]) -> Parametrisation | None:
     if isinstance(value, Mapping) and "kind" in value:
         value = {"like": value["kind"], **{name: own for name, own in value.items() if name != "kind"}}
-    return cast(
-        "Parametrisation | None", _section(Parametrisation, "parametrisation", value, PARAMETRISATIONS, problems)
-    )
+    made: Parametrisation | None = _section(Parametrisation, "parametrisation", value, PARAMETRISATIONS, problems)
+    return made
 
 
 def _parse_init(

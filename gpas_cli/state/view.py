@@ -24,10 +24,7 @@ from gpas_cli.state.locks import Lock
 from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
 from gpas_cli.store.rundir import attempts, read_json
 
-_BUILT_IN = {
-    LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
-    SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
-}
+_BUILT_IN = {LOCAL: "gpas_cli.schedule.local:LocalScheduler", SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler"}
 
 
 def scheduler_names() -> list[str]:

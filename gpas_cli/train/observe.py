@@ -30,9 +30,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpas_cli.events import Emit, Layers, Profile, Skipped, Spike, Step, Warned
 from gpas_cli.files import parse_json, read_regular, replace_file
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update

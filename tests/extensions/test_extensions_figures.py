@@ -12,11 +12,11 @@ from disks import full
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, make_series
 from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_figure, readable
 from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, look, save
 from gpas_cli.grid.document import Label
 from gpas_cli.report.quantities import QUANTITIES
-from gpas_cli.report.series import CellCurve, Selection, Series, make_series
 from gpas_cli.spec.norm import SCHEMES
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")

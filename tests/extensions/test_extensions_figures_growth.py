@@ -6,8 +6,8 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.curves.series import CellCurve, make_series
 from gpas_cli.extensions.figures.figure import Figure, with_growth
-from gpas_cli.report.series import CellCurve, make_series
 
 
 def figure(*values: list[float], layers: int = 6) -> Figure:

@@ -4,9 +4,9 @@ import pytest
 from report_cells import entry
 from rich.console import Console
 
+from gpas_cli.extensions.curves.series import CellCurve, make_series
 from gpas_cli.extensions.figures.figure import Figure, Line
 from gpas_cli.extensions.figures.terminal_plot import Plot
-from gpas_cli.report.series import CellCurve, make_series
 
 pytest.importorskip("plotille", reason="plotille is not installed")
 

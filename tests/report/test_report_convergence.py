@@ -8,8 +8,8 @@ from report_cells import entry, result
 from gpas_cli.errors import GpasError
 from gpas_cli.report import query
 from gpas_cli.report.convergence import reached, smooth_losses, smoothed, with_convergence
+from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import has_labels
 from gpas_cli.spec.stage import CONVERGENCE
 
 Curve = list[tuple[int, float]]

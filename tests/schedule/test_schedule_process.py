@@ -35,8 +35,8 @@ from gpas_cli.events import Phase
 from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
+from gpas_cli.schedule.local import LocalScheduler
 from gpas_cli.schedule.local import run as local
-from gpas_cli.schedule.local.scheduler import LocalScheduler
 from gpas_cli.schedule.process import Cancelling, job_environment, record_exit, token
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
 from gpas_cli.schedule.scheduler import cancel, choose

@@ -276,7 +276,7 @@ def test_a_snapshot_without_git_has_no_commit(package: Path, monkeypatch: pytest
 
 
 def test_launching_imports_neither_torch_nor_the_database() -> None:
-    modules = "schedule.local.scheduler schedule.scheduler plan.plan schedule.process store.refresh worker.job"
+    modules = "schedule.local schedule.scheduler plan.plan schedule.process store.refresh worker.job"
     names = ", ".join(f"gpas_cli.{name}" for name in modules.split())
     code = f"import sys, {names}; print(sorted({{'torch', 'sqlalchemy', 'numpy'}} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

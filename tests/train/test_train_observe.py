@@ -13,9 +13,9 @@ from torch import Tensor
 from gpas_cli.events import Event, Layers, Step
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
+from gpas_cli.processor import GPUS, peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token
-from gpas_cli.spec.gpu import GPUS, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe

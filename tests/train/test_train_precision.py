@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gpas_cli.events import Event, Skipped
 from gpas_cli.model.llama import build
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cost import activation_bytes, state_bytes
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.model import SIZES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Monitoring, Resources

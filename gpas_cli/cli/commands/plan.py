@@ -14,9 +14,9 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.machine import named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
+from gpas_cli.processor import GPUS
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.schedule.scheduler import choose
-from gpas_cli.spec.gpu import GPUS
 
 
 def plan(

@@ -19,8 +19,8 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import spelled
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
+from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import has_labels
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics, with_bits_per_byte

@@ -18,9 +18,8 @@ from gpas_cli.grid.declared import Comparison, Entry, Feature
 from gpas_cli.grid.document import Label, identity, same, spelled
 from gpas_cli.report.convergence import Losses, with_convergence
 from gpas_cli.report.labels import stage_kinds
-from gpas_cli.report.quantities import DIVERGED, Quantity
+from gpas_cli.report.quantities import DIVERGED, Points, Quantity, by_layer
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import Points, by_layer
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival

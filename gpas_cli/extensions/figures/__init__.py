@@ -14,6 +14,7 @@ ABOUT = "Plot curves of a grid's cells, or a paper's figures."
 
 EXTENSION = Extension(
     name="figures",
+    requires=("curves",),
     commands={"figure": Command("Every day", f"{_PLACE}.command", ABOUT, shows_results=True)},
     checks={"figures": f"{_PLACE}.paper_figures:figures_of"},
 )

@@ -14,6 +14,8 @@ from gpas_cli.cli import options as shared
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project, recorded_of
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.extensions.curves.series import CellCurve, Selection, ratios, recorded_quantities
+from gpas_cli.extensions.curves.series import curves as curves_of
 from gpas_cli.extensions.figures import ABOUT, paper_figures
 from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Output, base_of
 from gpas_cli.extensions.figures.figure import PlotJson, as_json, make_figure, with_growth, with_smoothing
@@ -22,8 +24,6 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import CellCurve, Selection, ratios, recorded_quantities
-from gpas_cli.report.series import curves as curves_of
 from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import count, listed
 

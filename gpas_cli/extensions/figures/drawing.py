@@ -15,7 +15,7 @@ from gpas_cli.extensions.figures.plot import Sheet, check_formats, save
 from gpas_cli.extensions.figures.terminal_plot import Plot
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.report.series import has_labels
+from gpas_cli.report.labels import has_labels
 from gpas_cli.structure import FLAT, DocumentJson
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, make_series
 from gpas_cli.report.labels import objective_title
-from gpas_cli.report.series import CellCurve, Points, Selection, Series, make_series
+from gpas_cli.report.quantities import Points
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
 from gpas_cli.structure import FLAT, Document

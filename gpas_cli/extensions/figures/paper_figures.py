@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extensions.curves.series import CellCurve, Selection, curves, of_part, ratios
 from gpas_cli.extensions.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.packs import Pack, including
+from gpas_cli.report.labels import has_labels
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.spec.model import SIZES

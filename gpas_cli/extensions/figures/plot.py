@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extensions.curves.series import Series
 from gpas_cli.extensions.figures.figure import Figure, Line, is_log, layer_axis, log_axis, log_ticks, readable
 from gpas_cli.files import replace_file
-from gpas_cli.report.series import Series
 
 _FORMATS = (".pdf", ".svg", ".png")
 _PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
-from gpas_cli.report.series import Points
+from gpas_cli.report.quantities import Points
 from gpas_cli.words import printable
 
 _PLOT_LINES = 18  # without axes and legend

@@ -11,6 +11,6 @@ _COMMAND = "gpas_cli.extensions.laws.command"
 
 EXTENSION = Extension(
     name="laws",
-    requires=("figures",),
+    requires=("curves", "figures"),
     commands=dict.fromkeys(("figure envelope", "figure convergence", "figure scaling"), Command("Every day", _COMMAND)),
 )

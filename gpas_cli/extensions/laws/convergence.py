@@ -8,11 +8,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from gpas_cli.extensions.curves.series import CellCurve, Series, make_series
 from gpas_cli.extensions.figures.figure import Figure, Line
 from gpas_cli.grid.document import Label
 from gpas_cli.report.convergence import Losses, smooth_losses, with_convergence
+from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import CellCurve, Series, has_labels, make_series
 from gpas_cli.statistics.arrivals import Arrival, median, median_interval
 
 _AXIS = "smoothed training loss (nats per token)"

@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.extensions.curves.series import CellCurve, Series, make_series
 from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
 from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import metric
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import CellCurve, Series, make_series
 from gpas_cli.report.tables.entry_status import entry_status
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import grouped

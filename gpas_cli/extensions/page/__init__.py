@@ -13,6 +13,6 @@ _REPORT = "Write one HTML page of everything; --serve shows it live."
 
 EXTENSION = Extension(
     name="page",
-    requires=("claims", "figures"),
+    requires=("claims", "curves", "figures"),
     commands={"report": Command("Every day", _COMMAND, _REPORT, shows_results=True)},
 )

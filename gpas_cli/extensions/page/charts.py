@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, curves
 from gpas_cli.extensions.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.extensions.figures.paper_figures import declared_figures, make, request
 from gpas_cli.grid.declared import Entry, Experiments, TableSpec
@@ -13,7 +14,6 @@ from gpas_cli.report.labels import label_title, objective_title
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import Recorded, stage_keys
-from gpas_cli.report.series import CellCurve, Selection, Series, curves
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from report_cells import entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.curves.series import CellCurve
 from gpas_cli.extensions.page.charts import _panels, thinned
 from gpas_cli.extensions.page.content import paper_tables
 from gpas_cli.extensions.page.document import ASSETS, SCRIPTS, without_repetition
 from gpas_cli.extensions.page.server import IDLE_SHARE as IDLE
 from gpas_cli.extensions.page.server import PageServer
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.series import CellCurve
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GRIDS = """\

@@ -216,7 +216,7 @@ def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeyp
         asked.append(of)
         return answer
 
-    monkeypatch.setattr("gpas_cli.schedule.scheduler.ingest", ingest)
+    monkeypatch.setattr("gpas_cli.store.refresh.ingest", ingest)
     assert exit_code(run(project, entry("done", 1), reporter=notices)) == 0
     assert set(map(id, asked)) == {id(project)}
     assert set(notices.heard) == ({answer} if answer else set())

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
-from gpas_cli.grid.document import Label, same
-from gpas_cli.report.labels import facts, label_title, row_title, scheme_titles
-from gpas_cli.report.quantities import QUANTITIES, Quantity
+from gpas_cli.grid.document import Label
+from gpas_cli.report.labels import has_labels, label_title, row_title, scheme_titles
+from gpas_cli.report.quantities import QUANTITIES, Points, Quantity, by_layer
 from gpas_cli.spec.cell import NETWORK, Stage
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse import flat
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from gpas_cli.report.query import Curve, LayerCurve
 
-Points = tuple[tuple[float, float], ...]
 
 _STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
 _HUES = 8  # distinguishable colours
@@ -128,25 +127,6 @@ class Series:
 def over_updates(curve: Iterable[tuple[float, float]], scale: float = 1.0) -> Points:
     """Return the finite points of a curve, scaled."""
     return tuple((x, y * scale) for x, y in curve if math.isfinite(y))
-
-
-def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False) -> tuple[Points, float | None]:
-    """Return points over layers, counted from 1, and the value of the final norm if there is one, from values by index.
-
-    The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
-    sub-layers, the later ones are placed between it and the next layer. outputs: values at the input of a layer are
-    drawn as values at the output of the layer before it.
-    """
-    count = max(values, default=-1) + 1
-    network = entry.cell.network
-    layers = count if network and not network.layers else entry.cell.model.size.layers
-    if outputs:
-        return tuple((n, value) for n, value in sorted(values.items()) if n > 0 and math.isfinite(value)), None
-    each = max(1, count // layers)
-    inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
-    final = values.get(layers) if each == 1 else None
-    points = tuple((1 + index / each, value) for index, value in sorted(inside.items()))
-    return points, final if final is None or math.isfinite(final) else None
 
 
 def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
@@ -483,17 +463,3 @@ def ratios(runs: Sequence[CellCurve], against: Mapping[str, Label]) -> list[Cell
 def _position(run: CellCurve, against: Mapping[str, Label]) -> tuple[object, ...]:
     """Return what a curve and its divisor have in common."""
     return run.entry.grid, run.entry.labels_without(*against), run.variant
-
-
-def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]], *, named: bool = False) -> bool:
-    """Return whether a cell has these labels, in its grid or in the papers; of several labels, any.
-
-    named: the papers' labels count only on axes that the grid does not have.
-    """
-    own, published = entry.axes, facts(entry)
-    for axis, wanted in labels.items():
-        options = wanted if isinstance(wanted, list | tuple) else [wanted]
-        found = [known[axis] for known in (own, published) if axis in known][: 1 if named else 2]
-        if not any(same(label, option) for label in found for option in options):  # type: ignore[arg-type]
-            return False
-    return True

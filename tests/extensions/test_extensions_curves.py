@@ -10,19 +10,10 @@ from curve_database import stand_in
 from report_cells import OPTIM, entry
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, curves, make_series, over_updates, ratios
 from gpas_cli.grid import Entry
-from gpas_cli.report.quantities import quantity
-from gpas_cli.report.series import (
-    CellCurve,
-    Selection,
-    Series,
-    by_layer,
-    curves,
-    has_labels,
-    make_series,
-    over_updates,
-    ratios,
-)
+from gpas_cli.report.labels import has_labels
+from gpas_cli.report.quantities import by_layer, quantity
 
 
 def run(of: Entry, *values: float, **more: object) -> CellCurve:
