@@ -14,9 +14,9 @@ from gpu_scale import Scale, guarded, release
 from gpu_speed import COMPARED, turns, updates_of
 from rivals import RIVALS, Rival
 
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import whole_flops_per_token
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop

@@ -24,9 +24,9 @@ from torch import Tensor
 from gpas_cli.checkpoints import newest_first, step_of
 from gpas_cli.model.dtensors import local
 from gpas_cli.model.llama import build
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import whole_flops_per_token
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import checkpoint

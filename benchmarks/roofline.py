@@ -39,9 +39,9 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
+from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters, whole_flops_per_token
-from gpas_cli.spec.gpu import peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import settle_matmul
