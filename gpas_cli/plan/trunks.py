@@ -1,8 +1,8 @@
 """Train once what several trainings begin with (`spec.trunk`): its jobs, and where the others start.
 
-A trunk is worth a job if two trainings that have not begun share it. It starts from a shorter one in turn. A finished
-training at the constant rate is a trunk too, whatever it was declared for, as long as its last checkpoint is there and
-this version of the code made it.
+A trunk is worth a job if trainings that have not begun share it and it saves enough of their updates. It starts from a
+shorter one in turn. A finished training at the constant rate is a trunk too, whatever it was declared for, as long as
+its last checkpoint is there and this version of the code made it.
 """
 
 from collections import defaultdict
@@ -27,6 +27,7 @@ from gpas_cli.store.records import Trunk
 from gpas_cli.store.rundir import all_keys, attempts
 from gpas_cli.store.snapshot import current_code
 
+_WORTH_A_JOB = 0.02  # the least that a trunk saves, of the updates of the trainings that share it
 _Made = dict[int, Trunk]  # by the updates that a trunk has done
 
 
@@ -35,9 +36,13 @@ def jobs_of(
 ) -> dict[str, StageJob]:
     """Return key -> job for every stage of the entries and for the trunks that they share, what they need first.
 
-    `warn` is called for each trunk that has ended and cannot be continued: the cells that share it train alone.
+    `warn` is called for each trunk that has ended and cannot be continued, so that the cells train alone, and for each
+    reason why lengths that an axis names share nothing.
     """
     jobs = stage_jobs(entries)
+    named = [job for job in jobs.values() if "optim.steps" in job.axes and job.resources.share != "off"]
+    for reason in dict.fromkeys(filter(None, (unshared(job.cell) for job in named))):
+        warn(f"trainings of several lengths share no updates: {reason}")
     groups = _families(jobs.values())
     known = _finished(runs, groups)
     first: dict[str, StageJob] = {}
@@ -46,7 +51,9 @@ def jobs_of(
         made = dict(known[kin])
         for updates in sorted({job.cell.optim.stable_updates for job in waiting} - made.keys()):
             sharing = [job for job in waiting if job.cell.optim.stable_updates >= updates]
-            if len(sharing) < 2:
+            before = max((update for update in made if update < updates), default=0)
+            saved = (len(sharing) - 1) * (updates - before)
+            if saved < _WORTH_A_JOB * sum(job.cell.optim.updates for job in sharing) or len(sharing) < 2:
                 continue
             job = _job(sharing[0], updates, jobs)
             if observe(runs, job.key).state in RESULTS:

@@ -53,6 +53,11 @@ def test_a_trunk_is_trained_up_to_each_decay_but_the_last(tmp_path: Path) -> Non
     }
 
 
+def test_a_few_updates_are_not_worth_a_job(tmp_path: Path) -> None:
+    assert set(starts(tmp_path, lasting(100, 97), lasting(120, 117))) == {"l100-1", "l120-1"}
+    assert "l100-1.trunk82" not in starts(tmp_path, lasting(100), lasting(102), lasting(120))
+
+
 def test_decays_of_other_lengths_shapes_and_ends_share_as_far_as_the_first_of_them(tmp_path: Path) -> None:
     others = [lasting(120, 40), lasting(100), lasting(100, optim={"min_ratio": 0, "decay_shape": "sqrt"})]
     found = jobs_of(tmp_path, others)
@@ -80,6 +85,15 @@ def test_a_declared_constant_training_is_a_trunk_itself(tmp_path: Path) -> None:
 def test_what_differs_in_an_early_update_is_not_shared(tmp_path: Path, first: Entry, second: Entry) -> None:
     assert set(starts(tmp_path, first, second).values()) == {""}
     assert trunk_keys([first, second]) <= {key(first), key(second)}
+
+
+def test_lengths_of_an_axis_that_share_nothing_are_explained(tmp_path: Path) -> None:
+    optim = {"lr": 1e-3, "warmup": 1, "batch": 2}
+    entries = [replace(entry(optim={**optim, "steps": steps}), axes={"optim.steps": steps}) for steps in (100, 120)]
+    (warning,) = plan(tmp_path, entries, machine=FOUR_CORES).code_warnings
+    assert warning.endswith("optim.schedule: cosine depends on the length from the start; constant and wsd do not")
+    apart = [replace(one, resources=Resources(share="off")) for one in entries]
+    assert not plan(tmp_path, apart, machine=FOUR_CORES).code_warnings
 
 
 def test_a_horizon_gives_lengths_of_a_text_that_is_read_in_part_the_same_batches(tmp_path: Path) -> None:
