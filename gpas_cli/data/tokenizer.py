@@ -148,13 +148,13 @@ class Tokenizer:
         ids["pad_token"] = self.eos_id if pad is None else pad
         return ids if self.unk_id is None else {**ids, "unk_token": self.unk_id}
 
-    def transformers_files(self, length: int, padding_side: str = "left") -> dict[str, str]:
+    def transformers_files(self, length: int) -> dict[str, str]:
         """Return the files with which `transformers.AutoTokenizer` is this tokenizer, for rows of `length`."""
         words = {name: self.backend.id_to_token(identity) for name, identity in self.special_ids().items()}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": length,
-            "padding_side": padding_side,  # left: a batch of prompts is continued on the right
+            "padding_side": "left",  # left: a batch of prompts is continued on the right
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,

@@ -245,6 +245,7 @@ def _optim(cell: Cell, tiny: Tiny) -> dict[str, Any]:
     found = {
         "steps": 2 * updates if optim.stop else updates,
         "stop": updates if optim.stop else 0,
+        "horizon": 0,
         "warmup": min(1, optim.warmup),
         "batch": tiny.batch,
         "mean_rows": tiny.batch // 2 if optim.mean_rows else 0,

@@ -265,7 +265,7 @@ class Resources:
     strategy: str = setting("auto", choices=("auto", "ddp", *SHARDED))
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))
     deterministic: bool = field(default=True, metadata={"absent": True})  # records omit true
-    share: str = setting("auto", choices=("auto", "off"), omit_default_from_key=True)
+    share: str = field(default="auto", metadata={"choices": ("auto", "off"), "absent": True})  # records omit auto
     partition: str = setting("")
     account: str = setting("")
     qos: str = setting("")

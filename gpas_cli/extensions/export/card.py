@@ -20,6 +20,7 @@ from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.words import one_line
 
+AUTO_CLASS = "AutoModelForCausalLM"  # the class of transformers that loads it
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -57,7 +58,7 @@ class Comparison:
 class ExportReport:
     """What was written, of a network after `step` of `steps` updates."""
 
-    form: Annotated[str, ("llama", "pegasus", "bundled")]
+    form: Annotated[str, ("llama", "bundled")]
     reason: Annotated[str, "why in this form"]
     folded: Annotated[bool, "whether the gates are folded into the weights"] = False
     checkpoint: Path
@@ -67,11 +68,6 @@ class ExportReport:
     dtype: str
     measured: Comparison
     notes: tuple[str, ...]
-
-    @property
-    def auto_class(self) -> str:
-        """The class of transformers that loads it."""
-        return "AutoModelForSeq2SeqLM" if self.form == "pegasus" else "AutoModelForCausalLM"
 
 
 def check_license(name: str) -> str:
@@ -111,7 +107,7 @@ def card(
     head = {
         "license": license_id,
         "library_name": "transformers",
-        "pipeline_tag": "translation" if cell.model.family.encoder else "text-generation",
+        "pipeline_tag": "text-generation",
         "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * (written.form == "bundled"),
         "datasets": named,
     }
@@ -132,15 +128,14 @@ def _datasets(data: Data) -> list[str]:
 def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:
     trust = ", trust_remote_code=True" if written.form == "bundled" else ""
     lines = [
-        f"from transformers import {written.auto_class}{', AutoTokenizer' * tokenizer}\n",
+        f"from transformers import {AUTO_CLASS}{', AutoTokenizer' * tokenizer}\n",
         f"folder = {json.dumps(folder.name)}",
-        f"model = {written.auto_class}.from_pretrained(folder{trust})",
+        f"model = {AUTO_CLASS}.from_pretrained(folder{trust})",
     ]
     if tokenizer:
         # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
         lines.append(f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})")
-        text = '"The\\n"' if written.form == "pegasus" else '"The"'  # a text to translate ends with a line end
-        lines.append(f'inputs = tokenizer({text}, return_tensors="pt")')
+        lines.append('inputs = tokenizer("The", return_tensors="pt")')
         lines.append("print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
     needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if trust else "")
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
@@ -149,7 +144,6 @@ def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:
 def _network(cell: Cell, written: ExportReport) -> str:
     form = {
         "llama": "plain LLaMA: scales, gates and embedding stages are folded into the weights",
-        "pegasus": "Pegasus: scales and gates are folded into the weights",
         "bundled": f"its own code{', without gates: they are folded into the weights' if written.folded else ''}",
     }[written.form]
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."

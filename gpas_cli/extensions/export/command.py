@@ -20,7 +20,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.extensions.contributions.contributed import FOLDER, Contribution
 from gpas_cli.extensions.export.archive import Archive, write_archive
-from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
+from gpas_cli.extensions.export.card import AUTO_CLASS, ExportReport, TrainingOrigin
 from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import part
@@ -97,7 +97,6 @@ def export(
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
     other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.
-    Pre-LN and LNS with an encoder become a Pegasus; other schemes with one are refused.
 
     An archive has the grids' declaration, journals, records and code, without checkpoints, logs or text: whoever
     unpacks it runs `gpas db rebuild` and prints the same tables. It has no value of resources.environment, setup,
@@ -193,17 +192,17 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
         notify=notify,
     )
     notify("loading it with transformers")
-    checked = _checked(options.folder, written.form)
+    checked = _checked(options.folder)
     if as_json:
         print_json(ExportedJson(cell=entry.id, folder=options.folder, report=written, checked=checked))
     else:
         _print(entry, options.folder, written, options.max_error, checked)
 
 
-def _checked(folder: Path, form: str) -> str:
+def _checked(folder: Path) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
     try:
-        part("transformers")(folder, form == "pegasus")
+        part("transformers")(folder)
     except GpasError as error:
         return f"not checked with transformers: {error}"
     return f"transformers {version('transformers')} loads it"
@@ -239,9 +238,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
     measured = written.measured
     code = written.form == "bundled"
     gates = ", gates folded into the weights" if written.folded else ""
-    pegasus = written.form == "pegasus"
     plain = "plain LLaMA; scales, gates and embedding stages are folded into its weights"
-    plain = "Pegasus; scales and gates are folded into its weights" if pegasus else plain
     lines = {
         "form": f"its own code, modeling_gpas.py{gates}: {written.reason}" if code else plain,
         "weights": f"{written.parameters:,} in {written.dtype}, after update {written.step} of {written.steps}",
@@ -249,7 +246,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
         "held-out": _error(measured.held_out_error, max_error),
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
         "checked": checked,
-        "load with": f'{written.auto_class}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
+        "load with": f'{AUTO_CLASS}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
     say(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():

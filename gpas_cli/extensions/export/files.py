@@ -1,8 +1,5 @@
 """Write a network as a folder that `transformers` loads: as plain LLaMA if its weights allow it, else with its code.
 
-A network with an encoder is written as Pegasus (Zhang et al. 2020): Pre-LN with a norm after each stack, sinusoidal
-positions and a tied head.
-
 config.json             the configuration; for a network with its own code also the wiring of every layer
 generation_config.json  the special tokens for `generate`
 model.safetensors       the weights under the names of Hugging Face LLaMA; `gpas_cli.model.llama` names all others
@@ -21,7 +18,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shutil
 import sys
 from collections import Counter, defaultdict
@@ -198,53 +194,6 @@ def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         **_common(network, shared),
     }
     return {"config.json": _json(config), "generation_config.json": _generation(shared)}
-
-
-def pegasus_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text files beside the weights of `network`, a Pre-LN encoder and decoder such as `fold.fold` makes."""
-    size, spec = network.spec.size, network.spec
-    each = {"attention_heads": size.heads, "ffn_dim": size.ffn}
-    config = {
-        "architectures": ["PegasusForConditionalGeneration"],
-        "model_type": "pegasus",
-        "is_encoder_decoder": True,
-        "d_model": size.hidden,
-        "encoder_layers": spec.encoder_layers,
-        "decoder_layers": spec.decoder_layers,
-        **{f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in each.items()},
-        "activation_function": "relu",
-        "scale_embedding": bool(spec.embed.stages),
-        "forced_eos_token_id": None,
-        "vocab_size": size.vocab,
-        "torch_dtype": _dtype(network),
-        **shared,
-    }
-    return {"config.json": _json(config), "generation_config.json": _generation(shared)}
-
-
-# The names of modules here -> those of Pegasus.
-_PEGASUS = {
-    "embed_tokens": "shared", "encoder_norm": "encoder.layer_norm", "norm": "decoder.layer_norm", "o_proj": "out_proj",
-    "input_layernorm": "self_attn_layer_norm", "post_attention_layernorm": "final_layer_norm", "mlp.up_proj": "fc1",
-    "mlp.down_proj": "fc2", "cross_attn": "encoder_attn", "cross_layernorm": "encoder_attn_layer_norm",
-}  # fmt: skip
-
-
-def pegasus_weights(network: Llama, positions: int) -> dict[str, Tensor]:
-    """Return the weights of such a network under the names of Pegasus, with a table of its first `positions`."""
-    decoder, first = network.model, network.spec.encoder_layers
-    assert decoder.embed_positions is not None
-    table = decoder.embed_positions(decoder.embed_tokens.weight.new_zeros(1, positions, network.spec.size.hidden))[0]
-    found = {f"model.{stack}.embed_positions.weight": table.clone() for stack in ("encoder", "decoder")}
-    for name, weight in network.state_dict().items():
-        for own, other in _PEGASUS.items():
-            name = re.sub(rf"(?<=\.){re.escape(own)}(?=\.)", other, name)
-        if place := re.match(r"model\.layers\.(\d+)", name):
-            number = int(place[1])
-            stack = f"encoder.layers.{number}" if number < first else f"decoder.layers.{number - first}"
-            name = f"model.{stack}{name[place.end() :]}"
-        found[name] = weight
-    return found
 
 
 def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:

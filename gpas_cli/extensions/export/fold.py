@@ -20,7 +20,7 @@ z it has another size than relative to x.
 
 A Pre-LN or LNS network becomes a plain LLaMA in the same way, with the constant factors of its norms, of its skip path
 and of its parametrisation; the stages between the lookup and the first layer depend on the token alone and are applied
-to the table. One with an encoder becomes a Pegasus, whose norm after the encoder absorbs the C of that stack.
+to the table.
 """
 
 from __future__ import annotations
@@ -33,32 +33,23 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.attention import Positions, Visible
+from gpas_cli.model.attention import Positions
 from gpas_cli.model.layers import GpasGate, LearnedFactor
 from gpas_cli.model.llama import Block, Llama, SubLayer, build
-from gpas_cli.spec.model import EMBEDS, FAMILIES, Model
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import parse_model
 
-PEGASUS_EPS = 1e-5  # of all norms
-
 
 def obstacle(model: Model) -> str:
-    """Return why `model` cannot be folded into a plain LLaMA, with an encoder into a Pegasus, or "" if it can."""
-    if model.family.encoder and model.family != FAMILIES["encoder-decoder"]:
-        return "its family differs from encoder-decoder as it is"
-    if model.family.encoder and model.embed not in (EMBEDS["plain"], EMBEDS["scaled"]):
-        return "its embedding is neither plain nor scaled by sqrt(d)"
+    """Return why `model` cannot be folded into a plain LLaMA, or "" if it can."""
     llama = plain_llama(model)
     for layer in range(1, model.size.layers + 1):
         if _without_factors(model.wiring(layer)) != llama.wiring(layer):
-            like = "Pegasus" if model.family.encoder else "LLaMA"
-            return f"layer {layer} of {model.norm.title} is not wired like {like}'s, x + f(N(x))"
+            return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
     if model.family.qk_norm == "width":
         return "its queries and keys are normalised over all heads together"
-    if model.family.encoder:
-        return ""
     same = {name: getattr(llama, name) for name in ("scheme", "norm", "gate", "embed", "init", "parametrisation")}
     if replace(model, **same) != llama:
         return "it differs from LLaMA in more than norms, gates and embedding stages"
@@ -72,11 +63,7 @@ def _without_factors(wiring: Wiring) -> Wiring:
 
 
 def plain_llama(model: Model) -> Model:
-    """Return LLaMA, that is Pre-LN, of the same shape; Qwen3 if queries and keys are normalised by head, and Pegasus,
-    whose eps is fixed, with an encoder."""
-    if model.family.encoder:
-        size = {**plain(model.size), "eps": PEGASUS_EPS}
-        return parse_model({"size": size, "norm": "pre", "family": plain(model.family), "embed": plain(model.embed)})
+    """Return LLaMA, that is Pre-LN, of the same shape; Qwen3 if queries and keys are normalised by head."""
     by_head = {"family": {"qk_norm": "head"}} if model.family.qk_norm == "head" else {}
     return parse_model({"size": plain(model.size), **by_head})
 
@@ -99,10 +86,6 @@ def fold(network: Llama, goal: Model) -> Llama:
         table.copy_(network.model.embed_stages(table))
     stream = 1.0
     for number, layers in enumerate(zip(network.model.blocks(), folded.model.blocks(), strict=True), start=1):
-        if number == goal.encoder_layers + 1:  # the first one of the decoder
-            for norm in folded.model.stack_ends:
-                _multiply(norm, _sign(stream))
-            stream = 1.0
         try:
             stream = _fold_layer(*layers, stream)
         except ZeroDivisionError as error:
@@ -206,8 +189,8 @@ def _multiply(module: nn.Module, sign: float, factor: float | Tensor = 1.0) -> N
 
 
 @torch.no_grad()
-def logit_difference(ours: Llama, folded: Llama, tokens: Tensor, visible: Visible | None = None) -> float:
+def logit_difference(ours: Llama, folded: Llama, tokens: Tensor) -> float:
     """Return max |folded - ours| / max |ours| over the logits of `tokens`, (batch, time) int64; NaN if one is NaN."""
-    expected = ours(tokens, visible=visible).double()
-    difference = folded(tokens, visible=visible).double() - expected
+    expected = ours(tokens).double()
+    difference = folded(tokens).double() - expected
     return float((difference.abs().max() / expected.abs().max()).item())

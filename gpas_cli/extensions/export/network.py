@@ -9,26 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from gpas_cli import __version__
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.loader import CAUSAL, Batch, validation_batches
-from gpas_cli.data.objective import reader_of
-from gpas_cli.data.pairs import SEPARATOR
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card, check_license
-from gpas_cli.extensions.export.files import (
-    bundled_files,
-    check_target,
-    llama_files,
-    pegasus_files,
-    pegasus_weights,
-    write_folder,
-)
+from gpas_cli.extensions.export.files import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.extensions.export.fold import fold, logit_difference, obstacle, plain_llama
-from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family, Model
@@ -81,9 +70,8 @@ def export(
         network, measured, kept = _exported(cell, network, corpus, options, reason, notify)
     if kept:
         notes.append(kept)
-    pegasus = cell.model.family.encoder
     written = ExportReport(
-        form="bundled" if reason else "pegasus" if pegasus else "llama",
+        form="bundled" if reason else "llama",
         reason=reason,
         folded=measured.random_error is not None,
         checkpoint=trained,
@@ -101,10 +89,9 @@ def export(
         license_id=check_license(options.license_id),
     )  # fmt: skip
     about = {"gpas.json": _origin(cell, written), "README.md": readme}
-    own_files = (bundled_files if reason else pegasus_files if pegasus else llama_files)(network, tokens)
-    weights = pegasus_weights(network, cell.data.length) if pegasus else network.state_dict()
+    own_files = (bundled_files if reason else llama_files)(network, tokens)
     notify(f"writing {options.folder}")
-    write_folder(options.folder, weights, {**own_files, **tokenizer_files, **about})
+    write_folder(options.folder, network.state_dict(), {**own_files, **tokenizer_files, **about})
     return written
 
 
@@ -112,12 +99,6 @@ def _check(cell: Cell, options: ExportOptions) -> None:
     """Raise GpasError if the network cannot be exported as the options say, whatever its weights are."""
     check_target(options.folder)
     check_license(options.license_id)
-    if cell.model.family.encoder:
-        if options.bundled:
-            raise GpasError("--bundled: a network with an encoder is exported as Pegasus, without code of its own")
-        if reason := obstacle(cell.model):
-            raise GpasError(f"a network with an encoder is exported as Pegasus, and this one cannot be: {reason}")
-        return
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
     usual = {**asdict(Family()), "norm": cell.model.family.norm, "qk_norm": cell.model.family.qk_norm}
@@ -141,8 +122,7 @@ def _exported(
             return *_folded(cell, network, goal, corpus, options.max_error, notify), ""
     except GpasError as error:
         if not reason:
-            more = "" if cell.model.family.encoder else "; --bundled exports the network exactly, with its own code"
-            raise GpasError(f"{error}{more}") from error
+            raise GpasError(f"{error}; --bundled exports the network exactly, with its own code") from error
         kept = f"the gates are kept in the code: {error}"
     network = network.to(dtype)  # back from float32, which changes no weight
     return network, _measure(cell, network, None, corpus, notify), kept
@@ -219,19 +199,11 @@ def _finite(value: float) -> float | None:
 
 
 def _random_error(cell: Cell, ours: Llama, exported: Llama) -> float:
-    """Compare the networks on random ids; an encoder reads the first ones of each row, of other numbers each."""
+    """Compare the networks on random ids."""
     device = ours.model.embed_tokens.weight.device
     length = cell.data.length - 1
     ids = torch.randint(cell.model.size.vocab, (_RANDOM_ROWS, length), generator=torch.Generator().manual_seed(0))
-    ends = [1 + row * (length - 1) // _RANDOM_ROWS for row in range(_RANDOM_ROWS)]
-    prefix = torch.tensor(ends) if cell.model.family.encoder else None
-    return logit_difference(ours, exported, ids.to(device), _visible(prefix, device))
-
-
-def _visible(prefix: Tensor | None, device: torch.device) -> Visible | None:
-    if prefix is None:
-        return None
-    return Visible(prefix=prefix.to(device), bounds=(int(prefix.min()), int(prefix.max())))
+    return logit_difference(ours, exported, ids.to(device))
 
 
 def _precision(network: Llama) -> Precision:
@@ -240,8 +212,7 @@ def _precision(network: Llama) -> Precision:
 
 
 def _batches(cell: Cell, corpus: Corpus, rows: int) -> Iterator[Batch]:
-    reader = reader_of(cell, corpus.tokenizer) if cell.model.family.encoder else CAUSAL
-    return validation_batches(corpus.validation, rows, min(_HELD_OUT_TOKENS, cell.data.eval_tokens), reader)
+    return validation_batches(corpus.validation, rows, min(_HELD_OUT_TOKENS, cell.data.eval_tokens), CAUSAL)
 
 
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
@@ -253,11 +224,8 @@ def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
     device = ours.model.embed_tokens.weight.device
     rows = micro_batch_rows(cell, _precision(ours))
-    errors = []
-    for batch in _batches(cell, corpus, rows):
-        visible = _visible(None if batch.prefix is None else torch.from_numpy(batch.prefix), device)
-        errors.append(logit_difference(ours, exported, torch.from_numpy(batch.inputs).to(device), visible))
-    return _largest(errors)
+    inputs = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus, rows))
+    return _largest([logit_difference(ours, exported, ids) for ids in inputs])
 
 
 def _largest(errors: Iterable[float]) -> float:
@@ -266,19 +234,15 @@ def _largest(errors: Iterable[float]) -> float:
 
 
 def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], dict[str, str]]:
-    """Return the token ids and row length for config.json, and the tokenizer's files. Rows have no start token; a
-    decoder begins with the line end that ends what the encoder reads."""
+    """Return the token ids and row length for config.json, and the tokenizer's files. Rows have no start token."""
     length = cell.data.length
-    encoder = cell.model.family.encoder
     if corpus is None:
         ids = dict[str, int]()
         files = dict[str, str]()
     else:
         ids = corpus.tokenizer.special_ids()
-        files = corpus.tokenizer.transformers_files(length, "right" if encoder else "left")
-    if encoder and corpus is not None:
-        ids["decoder_start_token"] = corpus.tokenizer.encode(SEPARATOR)[0]
-    names = ("bos_token", "eos_token", "pad_token", *(("decoder_start_token",) if encoder else ()))
+        files = corpus.tokenizer.transformers_files(length)
+    names = ("bos_token", "eos_token", "pad_token")
     return {"max_position_embeddings": length, **{f"{name}_id": ids.get(name) for name in names}}, files
 
 

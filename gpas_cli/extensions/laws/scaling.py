@@ -149,8 +149,8 @@ def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[Pack, 
     panels: list[Figure] = []
     laws: list[Law] = []
     for title, points in sources:
-        sizes = {point.parameters for point in points}
-        for over, x in _AXES if len(sizes) > 1 else _LENGTHS if points else ():
+        one_size = len({point.parameters for point in points}) == 1 < len({point.tokens for point in points})
+        for over, x in () if not points else _LENGTHS if one_size else _AXES:
             own = []
             for method, alike in _by_method(points):
                 pairs = [(getattr(point, over), point.loss) for point in alike]
