@@ -14,8 +14,6 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
 from gpas_cli.grid.packs import DOCUMENTS, Pack, canonical, pack_named
@@ -185,6 +183,8 @@ def _check_version(file: File) -> None:
 
 def _check_need(need: Part, pack: Pack) -> None:
     """Report a distribution, such as `lm_eval>=0.4`, that a pack needs and that is not installed."""
+    from packaging.requirements import InvalidRequirement, Requirement  # few packs need one, and it takes 20 ms
+
     try:
         wanted = Requirement(need.text())
         version = metadata.version(wanted.name)
