@@ -12,11 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpas_cli.errors import GpasError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Brought(NamedTuple):
@@ -149,7 +152,9 @@ def installed() -> dict[str, Extension]:
     return found
 
 
-def _points() -> dict[str, metadata.EntryPoint]:
+def _points() -> dict[str, EntryPoint]:
+    from importlib import metadata  # takes a tenth of `gpas --help`
+
     found = metadata.entry_points(group=_PACKAGE)
     return {f"{one.dist.name} {one.dist.version}" if one.dist else one.value: one for one in found}
 
