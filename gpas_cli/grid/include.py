@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
@@ -183,7 +182,9 @@ def _check_version(file: File) -> None:
 
 def _check_need(need: Part, pack: Pack) -> None:
     """Report a distribution, such as `lm_eval>=0.4`, that a pack needs and that is not installed."""
-    from packaging.requirements import InvalidRequirement, Requirement  # few packs need one, and it takes 20 ms
+    from importlib import metadata  # few packs need a distribution, and these imports take 40 ms
+
+    from packaging.requirements import InvalidRequirement, Requirement
 
     try:
         wanted = Requirement(need.text())
