@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import DataError
 from gpas_cli.files import parse_json, replace_file
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _TEMPORARY_PREFIX = ".tmp-"
 _STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
@@ -68,6 +69,8 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
     `until` is called while waiting; once it returns true, waiting ends without the lock. Yields whether the lock is
     held. The lock avoids duplicate work; correctness does not depend on it, as every writer writes the same bytes.
     """
+    from filelock import FileLock  # plans and states take no lock
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", mode=0o666)
@@ -84,6 +87,8 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
 
 
 def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
+    from filelock import Timeout
+
     while True:
         with suppress(Timeout):
             lock.acquire(timeout=POLL_SECONDS)

@@ -178,6 +178,8 @@ class MissingText:
 
 def missing_texts(wanted: Iterable[TextDemand], cache: Path, root: Path) -> list[MissingText]:
     """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
+    if not (wanted := list(wanted)):
+        return []  # without importing numpy
     from gpas_cli.data.loader import rows_needed
     from gpas_cli.data.prepare import cached, known_caches, open_sources
 

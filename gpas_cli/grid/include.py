@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
@@ -185,6 +182,10 @@ def _check_version(file: File) -> None:
 
 def _check_need(need: Part, pack: Pack) -> None:
     """Report a distribution, such as `lm_eval>=0.4`, that a pack needs and that is not installed."""
+    from importlib import metadata  # few packs need a distribution, and these imports take 40 ms
+
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         wanted = Requirement(need.text())
         version = metadata.version(wanted.name)

@@ -97,7 +97,8 @@ def estimate(
     `sized` returns a cell with no more text to read than there is (`Texts.sized`).
     """
     resume = resume or {}
-    speeds = {} if machine.assumed_speed() else _measured_speeds(runs)
+    jobs = list(jobs)
+    speeds = {} if machine.assumed_speed() or not jobs else _measured_speeds(runs)  # which reads every attempt
     works = _works(jobs, machine, speeds, resume, sized)
     needs = [(work.hours, work.devices) for work in works]
     return Estimate(

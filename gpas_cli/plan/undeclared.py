@@ -26,18 +26,20 @@ from gpas_cli.structure import from_mapping
 _T = TypeVar("_T")
 
 
-def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False) -> list[Entry]:
+def undeclared(
+    runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False, shown: Iterable[Entry] = ()
+) -> list[Entry]:
     """Return the cells of the stages under `runs` that none of the `declared` cells needs.
 
     With `claimed`, return only those that may be queued or running. Stages whose cell this version cannot read are
-    skipped.
+    skipped. `declared` is read only if there are stages that none of the `shown` cells, which are some of them, needs.
     """
-    keys = list(all_keys(runs))
-    known = stage_keys(declared) if keys else set()
-    unknown = [key for key in keys if key not in known and (not claimed or claim_path(runs, key).exists())]
+    known = stage_keys(shown)
+    unknown = [key for key in all_keys(runs) if key not in known and (not claimed or claim_path(runs, key).exists())]
+    known = stage_keys(declared) if unknown else set()
     view = SchedulerView(runs)
     found = []
-    for key in unknown:
+    for key in (key for key in unknown if key not in known):
         facts = facts_of(view, key)
         if _of_cell(facts):
             with suppress(UnknownCell):

@@ -5,8 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.document import Mark, Node, mapping, read_document
 from gpas_cli.grid.packs import Pack
@@ -48,7 +46,7 @@ def checked(pack: Pack, name: str, shapes: Path = _SHAPES) -> Node:
 
 @cache
 def _listed(shapes: Path) -> Any:
-    return yaml.safe_load(shapes.read_text("utf-8"))
+    return read_document(shapes).plain()
 
 
 def _check(part: Part, shape: Any) -> None:

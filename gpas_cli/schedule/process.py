@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from gpas_cli.errors import GpasError, explain, user_name
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state import locks
@@ -39,6 +37,8 @@ def token(pid: int) -> str:
         return f"{locks.boot_id()}/{stat.rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         pass
+    import psutil  # only where there is no /proc
+
     with suppress(psutil.Error):
         return f"{psutil.Process(pid).create_time():.2f}"
     return ""

@@ -212,7 +212,7 @@ def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None
     """
     grids = {cell.entry.grid for cell in cells}
     changed = {cell.entry.grid for cell in cells if cell.state == "missing"}
-    found = undeclared_cells(claimed=not changed)
+    found = undeclared_cells([cell.entry for cell in cells], claimed=not changed)
     trunks = trunks_among(found)
     if working := [one for one in trunks if one.state in ALIVE]:
         say(Text.from_markup(f"trunks from which cells start: {totals(working)}; `gpas plan` draws them"))

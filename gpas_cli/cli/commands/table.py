@@ -3,21 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer
 from gpas_cli.cli.printed import paper_sections, printed_tables, with_others
-from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import spelled
-from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
@@ -28,11 +25,13 @@ from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Unfilled, remedies, unfilled
-from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
 from gpas_cli.structure import Document, DocumentJson
+
+if TYPE_CHECKING:
+    from gpas_cli.plan.plan import Plan
 
 _TableNames = Annotated[
     list[str] | None,
@@ -247,15 +246,20 @@ def _print(table: Table, missing: Sequence[Unfilled]) -> None:
         by_row.setdefault((cell.row, states), []).append(cell.column)
     rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
     say(Columns(("row", "column", "runs without a number"), rows))
+    from gpas_cli.cli.views.plan import headline, refusals
+
     for command, planned in _remedies(missing):
         say(command, style="bold")
         for line in (headline(planned), *refusals(planned)) if planned else ():
             say(f"  {line}")
 
 
-def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, Plan | None]]:
+def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, "Plan | None"]]:
     """Yield the commands that fill cells, and what they would run and cost; None for one that runs nothing or trains
     cells again."""
+    from gpas_cli.cli.running import plan_for  # it and the schedulers take a quarter of a table
+    from gpas_cli.schedule.scheduler import choose
+
     scheduler, _ = choose("auto", project().runs)
     runs = [(run.state, run.entry) for cell in missing for run in cell.runs]
     for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
@@ -274,7 +278,7 @@ def _json(table: Table, missing: Sequence[Unfilled]) -> _MissingTableJson:
     return _MissingTableJson(name=table.printed or None, title=table.spec.title, missing=shown, commands=commands)
 
 
-def _remedy_json(command: str, planned: Plan | None) -> _RemedyJson:
+def _remedy_json(command: str, planned: "Plan | None") -> _RemedyJson:
     if planned is None:
         return _RemedyJson(command=command, jobs=0, gpu_hours=0.0, core_hours=0.0, wall_hours=0.0, refused={})
     cost = planned.estimate
