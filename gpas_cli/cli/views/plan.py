@@ -78,22 +78,13 @@ class _ElsewhereJson(Document):
     sizes: Sequence[_SizeElsewhereJson]
 
 
-class _StartJson(Document):
-    """A training whose first updates are those of another one, its trunk."""
-
-    name: str
-    key: str
-    trunk: Trunk
-    is_trunk: Annotated[bool, "whether no cell asks for it"]
-
-
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
     cells: Sequence[_PlannedCellJson]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[Sequence[str], "corpora that a separate job tokenises first"]
-    trunks: Annotated[Sequence[_StartJson], "trainings that start where another one ends"]
+    trunks: Annotated[Mapping[str, Trunk], "where trainings start, by name: at the end of another one"]
     saving: Annotated[Saving, "what that saves"]
     stages: Annotated[Mapping[str, int], "how many stages are in which state"]
     estimate: Estimate
@@ -120,11 +111,7 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
         ],
         jobs=len(planned.jobs),
         texts=[job.name for job in planned.texts],
-        trunks=[
-            _StartJson(name=job.id, key=job.key, trunk=job.trunk, is_trunk=job.is_trunk)
-            for job in planned.jobs
-            if job.trunk
-        ],
+        trunks={job.id: job.trunk for job in planned.jobs if job.trunk},
         saving=saving(planned.estimate.works),
         stages=planned.stages,
         estimate=planned.estimate,

@@ -60,9 +60,9 @@ def test_the_plan_draws_one_tree_for_cells_that_differ_in_the_seed(face: Face) -
     assert TREE.format(hours=hours) in plan
     assert "6 cells: 6 new; 10 jobs to start, about" in plan
     document = face("plan", "--json").json
-    starts = {one["name"]: (one["trunk"]["update"], one["is_trunk"]) for one in document["trunks"]}
-    assert starts["lengths/pre-steps120-s1.trunk100"] == (80, True)
-    assert starts["lengths/pre-steps140-s2"] == (100, False)
+    starts = {name: one["update"] for name, one in document["trunks"].items()}
+    assert starts["lengths/pre-steps120-s1.trunk100"] == 80
+    assert starts["lengths/pre-steps140-s2"] == 100
     assert document["saving"]["updates"] == 360
 
 
