@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,10 +17,8 @@ from rich.segment import Segment
 
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.period import Period
+from gpas_cli.structure import Document, plain
 from gpas_cli.words import printable
-
-if TYPE_CHECKING:
-    from gpas_cli.structure import Document
 
 _LEAST_ROOM = 24  # characters of a fact in one line
 LOG_SECONDS = 5.0  # between two lines about what is computed, if standard error is not a terminal
@@ -93,10 +91,8 @@ def _console(stderr: bool) -> Console:
     return _LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
-def print_json(document: "Document") -> None:
+def print_json(document: Document) -> None:
     """Print one JSON document; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
-    from gpas_cli.structure import plain  # not for `gpas --help`
-
     print(json.dumps(plain(document), indent=2, allow_nan=False))
 
 
