@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -154,8 +155,9 @@ def installed() -> dict[str, Extension]:
 
 
 def _points() -> dict[str, EntryPoint]:
-    if not any(_may_extend(Path(place)) for place in sys.path):
-        return {}
+    with suppress(OSError):
+        if not any(_may_extend(Path(place)) for place in sys.path):
+            return {}
     from importlib import metadata
 
     found = metadata.entry_points(group=_PACKAGE)
@@ -166,11 +168,8 @@ def _may_extend(place: Path) -> bool:
     """Return whether packages in an entry of `sys.path` may have extensions: in an archive, or a folder where an
     entry point has the group's name. Importing and asking importlib.metadata each time takes 0.06 of `gpas status`.
     """
-    try:
-        found = place.glob("*/entry_points.txt")
-        return place.is_file() or any(_PACKAGE.encode() in file.read_bytes() for file in found)
-    except OSError:
-        return True
+    found = place.glob("*/entry_points.txt")
+    return place.is_file() or any(_PACKAGE.encode() in file.read_bytes() for file in found)
 
 
 def _brought(head: Extension) -> Iterator[tuple[str, set[str]]]:

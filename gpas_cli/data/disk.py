@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.errors import DataError
 from gpas_cli.files import parse_json, replace_file
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 _TEMPORARY_PREFIX = ".tmp-"
 _STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
@@ -69,12 +66,18 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
     `until` is called while waiting; once it returns true, waiting ends without the lock. Yields whether the lock is
     held. The lock avoids duplicate work; correctness does not depend on it, as every writer writes the same bytes.
     """
-    from filelock import FileLock  # plans and states take no lock
+    from filelock import FileLock, Timeout  # plans and states take no lock
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", mode=0o666)
-        held = _acquire(lock, until)
+        held = False
+        while not held:
+            with suppress(Timeout):
+                lock.acquire(timeout=POLL_SECONDS)
+                held = True
+            if not held and until():
+                break
     except OSError as error:
         raise DataError(f"cannot use {folder}: {error.strerror or error}; set GPAS_CACHE to another folder") from error
     try:
@@ -84,17 +87,6 @@ def locked(folder: Path, until: Callable[[], bool] = lambda: False) -> Iterator[
     finally:
         if held:
             lock.release()
-
-
-def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
-    from filelock import Timeout
-
-    while True:
-        with suppress(Timeout):
-            lock.acquire(timeout=POLL_SECONDS)
-            return True
-        if until():
-            return False
 
 
 def _sweep(folder: Path) -> None:

@@ -178,13 +178,11 @@ class MissingText:
 
 def missing_texts(wanted: Iterable[TextDemand], cache: Path, root: Path) -> list[MissingText]:
     """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
-    if not (wanted := list(wanted)):
-        return []  # without importing numpy
-    from gpas_cli.data.loader import rows_needed
-    from gpas_cli.data.prepare import cached, known_caches, open_sources
-
     found: dict[object, MissingText] = {}
     for demand in wanted:
+        from gpas_cli.data.loader import rows_needed  # imports numpy, which a plan without jobs does not need
+        from gpas_cli.data.prepare import cached, known_caches, open_sources
+
         data, caches = demand.data, list[Any]()
         with suppress(SurveyUnknown, DataError, OSError):
             if cached(data, demand.vocab, cache, root=root, rows=demand.rows):

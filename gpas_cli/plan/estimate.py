@@ -7,7 +7,7 @@ import heapq
 import socket
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +21,7 @@ from gpas_cli.spec.cost import computed_flops, whole_flops_per_token
 from gpas_cli.spec.depth import FULL
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.store.journal import read, tail
-from gpas_cli.store.records import AttemptRecord
+from gpas_cli.store.journal import decoded, read_bytes, tail
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 from gpas_cli.structure import HIDDEN
 
@@ -87,7 +86,7 @@ class Estimate:
 
 def estimate(
     runs: Path,
-    jobs: Iterable[StageJob],
+    jobs: Collection[StageJob],
     machine: Machine,
     resume: Mapping[str, int] | None = None,
     sized: Sized = lambda cell: cell,
@@ -97,7 +96,6 @@ def estimate(
     `sized` returns a cell with no more text to read than there is (`Texts.sized`).
     """
     resume = resume or {}
-    jobs = list(jobs)
     speeds = {} if machine.assumed_speed() or not jobs else _measured_speeds(runs)  # which reads every attempt
     works = _works(jobs, machine, speeds, resume, sized)
     needs = [(work.hours, work.devices) for work in works]
@@ -130,15 +128,15 @@ def _measured_speeds(runs: Path) -> dict[Shape, _MeasuredSpeed]:
     """Return shape -> its speed.
 
     The speed of a shape is the median over its attempts in `runs`, or else the measurement of `gpas bench`. Damaged
-    attempts are skipped.
+    attempts are skipped. Of the others, of which there are many, no more is interpreted than tells their shape.
     """
     found: dict[Shape, list[float]] = {}
     for attempt in all_attempts(runs):
         try:
-            asked = attempt.read_attempt()
+            asked = read_json(attempt.attempt_path)
             own = _attempt_shape(attempt, asked)
-            if len(found.get(own, ())) < _MAX_MEASURED and (seconds := _seconds_per_step(attempt, asked)):
-                positions = asked.cell["optim"]["batch"] * asked.cell["data"]["length"]  # with padding
+            if len(found.get(own, ())) < _MAX_MEASURED and (seconds := _seconds_per_step(attempt)):
+                positions = asked["cell"]["optim"]["batch"] * asked["cell"]["data"]["length"]  # with padding
                 found.setdefault(own, []).append(positions / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
@@ -211,15 +209,16 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _attempt_shape(attempt: AttemptDir, asked: AttemptRecord) -> Shape:
-    lines, _, _ = read(attempt.journal_path, limit=4096)
-    events = (line.event for line in lines)
-    devices = [event.device for event in events if isinstance(event, Started) and event.device]
-    return shape(asked.cell, devices[0] if devices else "", len(asked.devices))
+def _attempt_shape(attempt: AttemptDir, asked: Mapping[str, Any]) -> Shape:
+    lines = decoded(read_bytes(attempt.journal_path, limit=4096)[0])
+    events = (line.event for line in lines if line and line.kind == "start")
+    devices = (event.device for event in events if isinstance(event, Started) and event.device)
+    return shape(asked["cell"], next(devices, ""), len(asked.get("devices", ())))
 
 
-def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None:
+def _seconds_per_step(attempt: AttemptDir) -> float | None:
     """Return the seconds of an update of all layers; updates that skip layers are scaled by their FLOPs."""
+    asked = attempt.read_attempt()
     skips = asked.stage == PRETRAIN and asked.cell.get("depth", {}).get("kind", FULL) != FULL
     cell = asked.resolve_cell() if skips else None
     steps = [line.event for line in tail(attempt.journal_path, 16384) if isinstance(line.event, Step)]

@@ -36,9 +36,8 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
     except InvalidExperiments as error:
         yield from error.problems
         return  # the tables of grids name the packs' numbers
-    for grid in (experiments.grids[name] for name in experiments.available):
-        if Path(grid.mark.file).absolute().parent.parent == OF_PACKAGE:
-            continue
+    grids = [experiments.grids[name] for name in experiments.available]
+    for grid in (one for one in grids if Path(one.mark.file).absolute().parent.parent != OF_PACKAGE):
         yield from _unreported(experiments.grids, grid)
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()

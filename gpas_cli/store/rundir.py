@@ -82,11 +82,6 @@ class AttemptDir:
         return read_record(ExitRecord, self.exit_path)
 
 
-def _is_number(name: str) -> bool:
-    """Return whether `name` can name an attempt's directory."""
-    return _NUMBER.fullmatch(name) is not None
-
-
 def stage_dir(runs: Path, key: str) -> Path:
     """Return the folder of the attempts at the stage `key` (16 hex digits). The folder may not exist.
 

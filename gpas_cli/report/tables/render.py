@@ -142,10 +142,7 @@ def _numbers(column: Column, cell: TableCell) -> _Line:
     ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
     low, high = (d and d.interval) or (None, None)
     delta = [d.mean, d.std, d.n, low, high, d.p] if d else [None] * 6
-    return _named([column.metric.name, *ours, len(cell.statuses), *delta, cell.mark, cell.status])
-
-
-def _named(values: Sequence[object]) -> _Line:
+    values = [column.metric.name, *ours, len(cell.statuses), *delta, cell.mark, cell.status]
     return {(_NUMBER, name): value for name, value in zip(_NUMBERS, values, strict=True)}
 
 
