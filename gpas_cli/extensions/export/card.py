@@ -98,7 +98,7 @@ def card(
         f"# {title}": f"Trained with gpas_cli {__version__}. {name} `{cell.trained.key}`; all settings: `gpas.json`.",
         "## Load": _load(folder, written, tokenizer=tokenizer),
         "## Network": _network(cell, written),
-        "## Recipe": _bullets(flat({"data": plain(cell.data), "optim": plain(cell.optim)})),
+        **{f"## {name.capitalize()}": _bullets(facts) for name, facts in _trainings(cell).items()},
         "## Weights": _bullets(_weights(cell, origin, written)),
         "## Evaluation": _evaluation(origin, written.measured),
     }
@@ -149,6 +149,14 @@ def _network(cell: Cell, written: ExportReport) -> str:
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
     equations = "\n".join(description(cell.model))
     return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
+
+
+def _trainings(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Return the settings of pretraining and of each later training."""
+    own = cell.to_mapping()
+    pretraining = {name: own[name] for name in ("data", "objective", "optim", "depth", "dropout", "precision", "seed")}
+    later = {stage.kind.name: plain(stage.parameters) for stage in cell.later if stage.kind.trains}
+    return {"pretraining": flat(pretraining), **{name: flat(settings) for name, settings in later.items()}}
 
 
 def _weights(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[str, str]:
