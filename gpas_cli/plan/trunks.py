@@ -8,7 +8,7 @@ its last checkpoint is there and this version of the code made it.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -83,16 +83,8 @@ def needed_trunks(runs: Path, entries: Iterable[Entry]) -> set[str]:
     return {one.key for made in _finished(runs, _families(jobs)).values() for one in made.values()}
 
 
-@dataclass(frozen=True)
-class Saving:
-    """What training common updates once saves: updates, and the hours of devices (GPUs or cores) that they take."""
-
-    updates: int
-    hours: float
-
-
-def saving(works: Iterable[Work]) -> Saving:
-    """Return what the trunks of jobs save, compared with each cell alone."""
+def saving(works: Iterable[Work]) -> tuple[int, float]:
+    """Return what the trunks of jobs save, compared with each cell alone: updates, and hours of GPUs or cores."""
     updates, hours = 0, 0.0
     for work in works:
         own, start = work.job.cell.optim.updates, work.job.trunk.update if work.job.trunk else 0
@@ -100,7 +92,7 @@ def saving(works: Iterable[Work]) -> Saving:
             updates, hours = updates - (own - start), hours - work.device_hours
         elif start:
             updates, hours = updates + start, hours + work.device_hours * (work.whole / work.tokens - 1)
-    return Saving(updates, hours)
+    return updates, hours
 
 
 def _families(jobs: Iterable[StageJob]) -> dict[Cell, list[StageJob]]:
@@ -147,7 +139,4 @@ def _job(like: StageJob, updates: int, jobs: Mapping[str, StageJob]) -> StageJob
 def _started(job: StageJob, made: _Made, done: Collection[int]) -> StageJob:
     """Return the job as it starts from the longest trunk that it can. `done`: the trunks that are finished."""
     usable = [update for update, one in made.items() if update <= job.cell.optim.stable_updates and one.key != job.key]
-    if not usable:
-        return job
-    longest = max(usable)
-    return replace(job, trunk=made[longest], awaits_trunk=longest not in done)
+    return replace(job, trunk=made[max(usable)], awaits_trunk=max(usable) not in done) if usable else job

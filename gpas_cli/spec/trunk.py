@@ -35,8 +35,6 @@ def family(cell: Cell) -> Cell:
 def unshared(cell: Cell) -> str:
     """Return why no training of another length has the first updates of `cell`, "" if one may."""
     optim = cell.optim
-    if cell.is_external:
-        return "its network is not trained here"
     if not optim.stable_updates:
         return f"optim.schedule: {optim.schedule} depends on the length from the start; constant and wsd do not"
     if not cell.depth.is_full:

@@ -68,11 +68,6 @@ class RunPaths:
     code: str = ""
     trunk: TrunkStart | None = None
 
-    @property
-    def folders(self) -> list[Path]:
-        """The folders with checkpoints that the run may continue from."""
-        return [self.checkpoints, *self.earlier, *([self.trunk.checkpoints] if self.trunk else [])]
-
 
 @dataclass(frozen=True)
 class Execution:
@@ -260,7 +255,8 @@ class _Training:
         """Do the remaining updates. Return an outcome if training ends before the last of them."""
         world = self.loop.layout.world
         self._observer = Observer(self.inputs.recipe, self.how.watch, self.loop.precision.device, self.emit, world)
-        self._observer.resume(self.paths.folders, self.loop.position)
+        trunk = [self.paths.trunk.checkpoints] if self.paths.trunk else []
+        self._observer.resume([self.paths.checkpoints, *self.paths.earlier, *trunk], self.loop.position)
         profile = self.how.watch.profile if world.leads else 0
         steps = self.loop.spec.updates
         with (

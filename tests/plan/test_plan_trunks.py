@@ -155,8 +155,8 @@ def test_the_plan_counts_what_is_saved(tmp_path: Path) -> None:
     entries = [lasting(100), lasting(120)]
     made = plan(tmp_path, entries, machine=FOUR_CORES)
     alone = plan(tmp_path, [replace(one, resources=Resources(share="off")) for one in entries], machine=FOUR_CORES)
-    saved = saving(made.estimate.works)
-    assert (len(made.jobs), saved.updates) == (3, 80)
-    assert saved.hours == pytest.approx(alone.estimate.core_hours - made.estimate.core_hours)
+    updates, hours = saving(made.estimate.works)
+    assert (len(made.jobs), updates) == (3, 80)
+    assert hours == pytest.approx(alone.estimate.core_hours - made.estimate.core_hours)
     assert made.uses == sum(made.stages.values())
     assert [row.action for row in made.rows] == ["new", "new"]

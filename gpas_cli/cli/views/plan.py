@@ -21,7 +21,7 @@ from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.plan.trunks import Saving, saving
+from gpas_cli.plan.trunks import saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import Trunk
@@ -85,7 +85,6 @@ class PlanJson(DocumentJson):
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[Sequence[str], "corpora that a separate job tokenises first"]
     trunks: Annotated[Mapping[str, Trunk], "where trainings start, by name: at the end of another one"]
-    saving: Annotated[Saving, "what that saves"]
     stages: Annotated[Mapping[str, int], "how many stages are in which state"]
     estimate: Estimate
     warnings: Sequence[str]
@@ -112,7 +111,6 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
         jobs=len(planned.jobs),
         texts=[job.name for job in planned.texts],
         trunks={job.id: job.trunk for job in planned.jobs if job.trunk},
-        saving=saving(planned.estimate.works),
         stages=planned.stages,
         estimate=planned.estimate,
         warnings=planned.warnings,
@@ -199,9 +197,9 @@ def _trunks(planned: Plan) -> list[RenderableType]:
             trees.setdefault(own[key].cell.seedless if key in own else key, []).append(grow(Tree(title), key))
     if not trees:
         return []
-    saved = saving(planned.estimate.works)
-    hours = (saved.hours, 0.0) if planned.estimate.gpu_hours else (0.0, saved.hours)
-    title = f"updates in common are trained once, which saves {saved.updates:,} of them, about {occupied(*hours)}:"
+    updates, hours = saving(planned.estimate.works)
+    time = occupied(hours, 0.0) if planned.estimate.gpu_hours else occupied(0.0, hours)
+    title = f"updates in common are trained once, which saves {updates:,} of them, about {time}:"
     shown = [alike[0] for alike in trees.values()][:_MOST_TREES]
     more = sum(map(len, trees.values())) - len(shown)
     return [Text(title), *shown, *([Text(f"and {count(more, 'tree')} like these")] if more else [])]

@@ -27,9 +27,6 @@ _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _KEYS_ON_CURVE = 4  # times that a curve has its key
 # Okabe and Ito's colours, as in files; black and grey are the terminal's own colour.
 _COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), None, (86, 180, 233), None)
-# Shades of ordered numbers, of which the darkest is readable on black and the lightest on white.
-_SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
-_ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,6 @@ class _Frame:
         ticks = _ticks(*y, is_log(figure), _PLOT_LINES // _TICK_EVERY[1])
         margin = max(map(len, map(readable, _shown(ticks, figure))))
         x = _limits(xs, margin=0)
-        if not figure.log_x and 0 < x[0] < _ZERO_BELOW * x[1]:
-            x = (0.0, x[1])
         return cls(figure, x, y, room - margin - 2, ticks)
 
     def rows(self, curves: Sequence[_Curve]) -> Iterator[Text]:
@@ -159,11 +154,8 @@ def _curves(figure: Figure) -> list[_Curve]:
 
 
 def _shade(fraction: float) -> tuple[int, int, int]:
-    """Return the colour of a number between 0 and 1."""
-    at = fraction * (len(_SHADES) - 1)
-    low, high = _SHADES[int(at)], _SHADES[min(int(at) + 1, len(_SHADES) - 1)]
-    red, green, blue = (round(a + (b - a) * (at - int(at))) for a, b in zip(low, high, strict=True))
-    return red, green, blue
+    """Return the colour of a number between 0 and 1, from violet to yellow-green, readable on black and on white."""
+    return round(116 + 44 * fraction), round(84 + 106 * fraction), round(160 - 120 * fraction)
 
 
 def _limits(values: Sequence[float], margin: float = 0.04) -> tuple[float, float]:

@@ -169,7 +169,8 @@ class LocalRun:
             return False
         why = f"ran out of memory; it starts again with {rows} rows at a time"
         if not rows:
-            why = f"{_how_it_ended(task, status)}; it starts again"
+            how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
+            why = f"{'was killed' if status.signal else 'ended'} ({how}); it starts again"
         task.phase = "waiting"
         task.status = status
         task.process = None
@@ -306,14 +307,6 @@ class LocalRun:
     def _refresh(self) -> None:
         if problem := self.request.ingest():
             self._reporter.notice(problem)
-
-
-def _how_it_ended(task: _StageRun, status: StageStatus) -> str:
-    code = task.process.child.returncode if task.process else 0
-    number = status.signal or max(0, -code)
-    if number or status.cause:
-        return f"was killed ({f'signal {number}' if number else status.cause})"
-    return f"ended with code {code}, which could not be recorded"
 
 
 def _reason(task: _StageRun) -> str:
