@@ -16,9 +16,10 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSnapshot, RunSummary
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.state.attempt import process_path
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.rundir import read_json
+from gpas_cli.store.rundir import AttemptDir, read_json
 
 if TYPE_CHECKING:
     from forking import Forked
@@ -113,10 +114,11 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def orphaned(project: Project, *cells: Entry) -> None:
-    """Start the jobs of cells in another `gpas run`, and kill that once they work."""
+    """Start the jobs of cells in another `gpas run`, and kill that once they work and it has recorded them."""
     with other_run(project, *(cell.name.replace("-", ":") for cell in cells)) as other:
         for cell in cells:
-            until(working(project, cell))
+            attempt = AttemptDir(until(working(project, cell)).directory)
+            until(process_path(attempt).exists)
         kill(other.pid)
         other.wait()
 
