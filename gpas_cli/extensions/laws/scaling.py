@@ -250,7 +250,7 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
             xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
             band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= _MOST_BANDS else ()
             half = (law.law.interval[1] - law.law.interval[0]) / 2
-            title = f"{method}: \N{MINUS SIGN}{law.law.exponent:.3f} ± {half:.3f}"
+            title = f"{method}: {-law.law.exponent:+.3f} ± {half:.3f}".replace(": -", ": \N{MINUS SIGN}")
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
     note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} {unit(over)}s"
