@@ -72,8 +72,7 @@ def trunk_keys(entries: Iterable[Entry]) -> set[str]:
     return {
         trunk(kin, updates).stages[0].key
         for kin, kindred in groups.items()
-        if len(kindred) > 1
-        for updates in {job.cell.optim.stable_updates for job in kindred}
+        for updates in {job.cell.optim.stable_updates for job in kindred if len(kindred) > 1}
     }
 
 

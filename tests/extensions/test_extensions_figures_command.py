@@ -217,11 +217,11 @@ def test_too_few_sizes_for_a_power_law(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     said = project("figure", "scaling", "g", "-o", "s.svg")
     assert "Wrote s.svg." in said.out
-    assert "too few sizes" in said.out
+    assert "too few points" in said.out
     assert "1 cell of 8 without a result." in said.out
     document = project("figure", "scaling", "g", "--json").json
     assert [panel["x"] for panel in document["panels"]] == ["parameters N", "training FLOPs C"]
-    assert document["laws"][0]["words"] == "1 size; a power law needs 3"
+    assert document["laws"][0]["words"] == "1 point; a power law needs 3"
     assert (
         "nothing to draw"
         in project(

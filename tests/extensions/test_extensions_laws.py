@@ -73,9 +73,9 @@ def test_schemes_of_ones_own_have_colours_of_their_own() -> None:
 def test_two_sizes_have_no_law_and_say_so() -> None:
     made = ours(("71m", "130m"))
     assert exponents(made, "flops") == {("ours", "Pre-LN"): None}
-    assert made.laws[0].words == "2 sizes; a power law needs 3"
+    assert made.laws[0].words == "2 points; a power law needs 3"
     assert [(line.form, line.in_legend) for line in made.panels[0].lines] == [("points", True)]
-    assert made.panels[0].note == "no law: fewer than 3 sizes"
+    assert made.panels[0].note == "no law: fewer than 3 points"
 
 
 def test_without_results_and_published_numbers_there_is_no_panel() -> None:

@@ -85,9 +85,8 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     for name, job in ((text.name, text.status.job) for text in texts):
         if job:
             say(f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it")
-    asked = {state.key for state in alive}
-    others = [one for one in undeclared_cells(claimed=True) if one.state in ALIVE and one.key not in asked]
-    for trunk in trunks_among(others):
+    others = [one for one in undeclared_cells(claimed=True) if one.state in ALIVE]
+    for trunk in (one for one in trunks_among(others) if one.key not in {state.key for state in alive}):
         say(f"{trunk.entry.id} continues, because other cells may start from it; `gpas cancel {trunk.key}` stops it")
     if as_json:
         cells = [

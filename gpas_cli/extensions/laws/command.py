@@ -16,7 +16,7 @@ from gpas_cli.extensions.figures.drawing import Against, FigureJson, From, Outpu
 from gpas_cli.extensions.figures.figure import PlotJson, as_json
 from gpas_cli.extensions.laws.convergence import Speed, convergence
 from gpas_cli.extensions.laws.envelope import envelope
-from gpas_cli.extensions.laws.scaling import Law, scaling, unit
+from gpas_cli.extensions.laws.scaling import Law, scaling
 from gpas_cli.grid.declared import Entry
 from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import count
@@ -143,6 +143,6 @@ def figure_scaling(names: Names = None, where: Where = None, *, output: Output) 
 
 def _exponent(law: Law) -> tuple[str, str]:
     if law.law is None:
-        return "-", f"too few {unit(law.over)}s"
+        return "-", "too few points"
     low, high = law.law.interval
     return f"{law.law.exponent:.4f}", f"{low:.4f} to {high:.4f}"

@@ -114,19 +114,9 @@ class Law:
     def words(self) -> str:
         """The exponent with its interval, or why there is none."""
         if self.law is None:
-            return f"{self.through}; a power law needs {_LEAST_POINTS}"
+            return f"{count(self.sizes, 'point')}; a power law needs {_LEAST_POINTS}"
         low, high = self.law.interval
-        return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {self.through}"
-
-    @property
-    def through(self) -> str:
-        """How many sizes or lengths the law goes through."""
-        return count(self.sizes, unit(self.over))
-
-
-def unit(over: str) -> str:
-    """Return what differs between the points of a law."""
-    return "length" if over == "tokens" else "size"
+        return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'point')}"
 
 
 @dataclass(frozen=True)
@@ -253,5 +243,5 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
             title = f"{method}: {-law.law.exponent:+.3f} ± {half:.3f}".replace(": -", ": \N{MINUS SIGN}")
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
-    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} {unit(over)}s"
+    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} points"
     return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)

@@ -199,9 +199,8 @@ def with_bits_per_byte(spec: TableSpec, entries: Sequence[Entry]) -> tuple[str, 
     """Return the table's number and bits per byte if the entries' tokenizers differ, as their losses per token do not
     compare; else nothing.
     """
-    of_tokens = spec.value in ("perplexity", "loss")
     tokenizers = {(e.cell.data.tokenizer, e.cell.text_vocab) for e in entries if e.cell.network is None}
-    return (spec.value, "bits_per_byte") if of_tokens and len(tokenizers) > 1 else ()
+    return (spec.value, "bits_per_byte") if spec.value in ("perplexity", "loss") and len(tokenizers) > 1 else ()
 
 
 def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
