@@ -84,7 +84,7 @@ CLIPPED = {
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }  # fmt: skip
 # Of other papers, with recipes of their own, and of none.
-OTHERS = ("spike-", "curse-", "rivals-", "muon-", "transfer-", "lengths-")
+OTHERS = ("spike-", "curse-", "rivals-", "muon-", "transfer-", "lengths-", "depths-")
 
 
 def test_cells_on_c4_have_the_recipes_of_table_1() -> None:
