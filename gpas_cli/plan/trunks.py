@@ -57,7 +57,7 @@ def jobs_of(
                 continue
             job = _job(sharing[0], updates, jobs)
             if observe(runs, job.key).state in RESULTS:
-                warn(f"{job.id} ({job.key}) has ended and cannot be continued, so no cell starts from it")
+                warn(f"{job.id} cannot be continued and is not used; `gpas retry --done {job.key}` trains it again")
                 continue
             first[job.key] = _started(job, made, known[kin])
             made[updates] = Trunk(job.key, updates, job.id)

@@ -141,7 +141,8 @@ def test_a_trunk_that_cannot_be_continued_is_not_trained_again(tmp_path: Path, o
     shutil.rmtree(checkpoint)
     assert starts(tmp_path, *entries) == {"l100-1": "", "l120-1": ""}
     (warning,) = plan(tmp_path, entries, machine=FOUR_CORES).code_warnings
-    assert warning.startswith(f"g/l100-1.trunk80 ({cell.key}) has ended and cannot be continued")
+    assert warning.startswith("g/l100-1.trunk80 cannot be continued and is not used")
+    assert f"`gpas retry --done {cell.key}` trains it again" in warning
 
 
 def test_what_has_begun_by_itself_goes_on_by_itself(tmp_path: Path) -> None:
