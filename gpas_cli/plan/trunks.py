@@ -20,12 +20,13 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.spec.trunk import family, trunk, unshared
-from gpas_cli.state.observe import observe
+from gpas_cli.state.observe import observe, observe_all
 from gpas_cli.state.outputs import last_checkpoint, newest_checkpoint
 from gpas_cli.state.status import ALIVE, RESULTS
 from gpas_cli.store.records import Trunk
 from gpas_cli.store.rundir import all_keys, attempts
 from gpas_cli.store.snapshot import current_code
+from gpas_cli.words import grouped
 
 _WORTH_A_JOB = 0.02  # the least that a trunk saves, of the updates of the trainings that share it
 _Made = dict[int, Trunk]  # by the updates that a trunk has done
@@ -44,10 +45,12 @@ def jobs_of(
     for reason in dict.fromkeys(filter(None, (unshared(job.cell) for job in named))):
         warn(f"trainings of several lengths share no updates: {reason}")
     groups = _families(jobs.values())
+    seen = observe_all(runs, [job.key for kindred in groups.values() for job in kindred])
     known = _finished(runs, groups)
     first: dict[str, StageJob] = {}
     for kin, kindred in groups.items():
-        waiting = [job for job in kindred if not _has_begun(runs, job.key)]
+        idle = [job for job in kindred if seen[job.key].state not in (*RESULTS, *ALIVE)]
+        waiting = [job for job in idle if newest_checkpoint(runs, job.key) is None]
         made = dict(known[kin])
         for updates in sorted({job.cell.optim.stable_updates for job in waiting} - made.keys()):
             sharing = [job for job in waiting if job.cell.optim.stable_updates >= updates]
@@ -78,8 +81,10 @@ def trunk_keys(entries: Iterable[Entry]) -> set[str]:
 
 def needed_trunks(runs: Path, entries: Iterable[Entry]) -> set[str]:
     """Return the finished trainings from whose last checkpoint a training of the entries without a result may start."""
-    jobs = (job for job in stage_jobs(entries).values() if observe(runs, job.key).state not in RESULTS)
-    return {one.key for made in _finished(runs, _families(jobs)).values() for one in made.values()}
+    groups = _families(stage_jobs(entries).values())
+    seen = observe_all(runs, [job.key for kindred in groups.values() for job in kindred])
+    wanted = {kin for kin, kindred in groups.items() if any(seen[job.key].state not in RESULTS for job in kindred)}
+    return {one.key for made in _finished(runs, wanted).values() for one in made.values()}
 
 
 def saving(works: Iterable[Work]) -> tuple[int, float]:
@@ -96,18 +101,14 @@ def saving(works: Iterable[Work]) -> tuple[int, float]:
 
 def _families(jobs: Iterable[StageJob]) -> dict[Cell, list[StageJob]]:
     """Return the trainings that may share their first updates, by what they have in common."""
-    found: dict[Cell, list[StageJob]] = defaultdict(list)
-    for job in jobs:
-        # A checkpoint that a later stage reads must be the training's own.
-        early = [update for update in job.cadence.keep if update <= job.cell.optim.stable_updates]
-        if job.kind == PRETRAIN and job.resources.share != "off" and not unshared(job.cell) and not early:
-            found[family(job.cell)].append(job)
-    return found
-
-
-def _has_begun(runs: Path, key: str) -> bool:
-    """Return whether a training has a result or a checkpoint, or is queued or running."""
-    return observe(runs, key).state in (*RESULTS, *ALIVE) or newest_checkpoint(runs, key) is not None
+    trainings = (job for job in jobs if job.kind == PRETRAIN and job.resources.share != "off")
+    sharing = (job for job in trainings if not unshared(job.cell))
+    # A checkpoint that a later stage reads must be the training's own.
+    return grouped(
+        (family(job.cell), job)
+        for job in sharing
+        if all(update > job.cell.optim.stable_updates for update in job.cadence.keep)
+    )
 
 
 def _finished(runs: Path, families: Collection[Cell]) -> Mapping[Cell, _Made]:

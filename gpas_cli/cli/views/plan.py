@@ -20,13 +20,12 @@ from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, Sta
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
-from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.trunks import saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import Trunk
 from gpas_cli.structure import FLAT, OPTIONAL, Document, DocumentJson
-from gpas_cli.words import abbreviated, byte_size, count, duration, listed
+from gpas_cli.words import abbreviated, byte_size, count, duration, grouped, listed
 
 _MOST_TREES = 4
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
@@ -178,10 +177,7 @@ def _hanging(line: str) -> Text:
 def _trunks(planned: Plan) -> list[RenderableType]:
     """Return the trees of the trainings that start where others end, and what that saves."""
     own = {job.key: job for job in planned.jobs}
-    following: dict[str, list[StageJob]] = {}
-    for job in planned.jobs:
-        if job.trunk:
-            following.setdefault(job.trunk.key, []).append(job)
+    following = grouped((job.trunk.key, job) for job in planned.jobs if job.trunk)
 
     def grow(tree: Tree, key: str) -> Tree:
         for job in following.get(key, ()):
