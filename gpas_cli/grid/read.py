@@ -34,7 +34,7 @@ from gpas_cli.grid.settings import (
     nested,
     unnamed,
 )
-from gpas_cli.spec.cell import NETWORK
+from gpas_cli.spec.cell import NETWORK, START
 from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
@@ -119,7 +119,7 @@ def _read_settings(part: Part, stages: Sequence[str]) -> Node:
 def check_setting(name: str, part: Part, stages: Sequence[str]) -> bool:
     """Return whether `name` is a setting or a dotted path into one. Report it if not."""
     top = name.split(".")[0]
-    known = (*CELL_PARTS, *stages, NETWORK)
+    known = (*CELL_PARTS, *stages, NETWORK, START)
     if top not in known:
         part.report(f"unknown setting '{top}'; {nearest(top, known)}", part.key)
     elif "" in name.split("."):

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from gpas_cli.errors import Problem, closest, nearest
 from gpas_cli.grid.document import WORDS_FOR_BOOLEANS, Label, Mark, Node, mapping, spelled
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, NETWORK
+from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath, control_character, setting_classes
 from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
 _WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind", "parametrisation": "kind"}
-_WORD_SECTIONS = (*MODEL_PARTS, "data", "objective", NETWORK)
+_WORD_SECTIONS = (*MODEL_PARTS, "data", "objective", NETWORK, START)
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
 

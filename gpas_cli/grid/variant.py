@@ -18,7 +18,7 @@ from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import Part, label, merge, nested, safe, short
-from gpas_cli.spec.cell import NETWORK, Cell
+from gpas_cli.spec.cell import NETWORK, START, Cell
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
@@ -201,7 +201,7 @@ def _shrunk(entry: Entry, tiny: Tiny, catalogue: Catalogue, problems: list[Probl
 
 def _shrunk_mapping(cell: Cell, tiny: Tiny, catalogue: Catalogue) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
-    values = cell.to_mapping()
+    values = {name: value for name, value in cell.to_mapping().items() if name != START}
     if cell.network:
         # The smallest network in a folder that the project or a paper declares, which needs no download.
         local = [network for network in catalogue.networks.values() if network.path]
@@ -209,7 +209,12 @@ def _shrunk_mapping(cell: Cell, tiny: Tiny, catalogue: Catalogue) -> dict[str, A
         return {NETWORK: plain(smallest), **_later(cell, tiny)}
     small = {
         **values,
-        "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
+        "size": {
+            **values["size"],
+            **_SIZE,
+            "kv_heads": 1 if cell.model.size.kv_heads else None,
+            "vocab": _VOCABULARY + cell.objective.reserved,
+        },
         # A BPE has no mask token.
         "objective": {**values["objective"], **({"mask_token": ""} if isinstance(cell.objective, Masked) else {})},
         "data": {**values["data"], **_data(cell.data, tiny)},

@@ -75,21 +75,23 @@ class Attention(nn.Module):
         super().__init__()
         size, family, wiring = model.size, model.family, model.wiring(layer)
         self.is_first = layer == 1
-        self.value = learned_or_fixed(wiring.value, size.hidden)
-        self.first_value = learned_or_fixed(wiring.first_value, size.hidden)
+        self.value = learned_or_fixed(wiring.value, size.kv_hidden)
+        self.first_value = learned_or_fixed(wiring.first_value, size.kv_hidden)
         self.query_factor = model.query_factor
         self.heads = size.heads
         self.head_dim = size.head_dim
-        self.q_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
-        self.k_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
-        self.v_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
+        bias = family.bias or family.qkv_bias
+        self.q_proj = nn.Linear(size.hidden, size.hidden, bias=bias)
+        self.k_proj = nn.Linear(size.hidden, size.kv_hidden, bias=bias)
+        self.v_proj = nn.Linear(size.hidden, size.kv_hidden, bias=bias)
         self.o_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         over = wiring.qkv_norm if wiring.qkv_norm != "none" else family.qk_norm
         normed = Norm() if over != "none" else None
+        own = size.head_dim if over == "head" else size.kv_hidden
         width = size.head_dim if over == "head" else size.hidden
         self.q_norm = norm_slot(normed, width, size.eps, family.norm)
-        self.k_norm = norm_slot(normed, width, size.eps, family.norm)
-        self.v_norm = norm_slot(normed if wiring.qkv_norm != "none" else None, width, size.eps, family.norm)
+        self.k_norm = norm_slot(normed, own, size.eps, family.norm)
+        self.v_norm = norm_slot(normed if wiring.qkv_norm != "none" else None, own, size.eps, family.norm)
         self.norm_by_head = over == "head"
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -99,7 +101,7 @@ class Attention(nn.Module):
     def averages(self, x: Tensor, positions: Positions, values: Tensor | None = None) -> Tensor:
         """Return each head's averages of the values that a token attends to, side by side, in the shape of x.
 
-        `values`: what is averaged, in the shape of x, instead of W_v x.
+        `values`: what is averaged, in the shape of W_v x, instead of it.
         """
         packing = positions.packing
         # Where there is a kernel for rows of different lengths, it takes the stream as it is.
@@ -124,13 +126,14 @@ class Attention(nn.Module):
         packing = positions.packing
         place = packing.index % packing.time if packing else torch.arange(x.shape[1], device=x.device)
         first = (place == 0).expand(x.shape[:2])
-        averages = self.averages(x, positions, first[..., None].expand_as(x))
+        averages = self.averages(x, positions, first[..., None].expand(*x.shape[:2], self.v_proj.out_features))
         return averages.double().mean(-1).masked_fill(first, torch.nan)
 
     def projected(
         self, x: Tensor, packing: Packing | None, first: FirstValues | None = None, values: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
+        """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each. Heads
+        of queries that share keys and values get a copy each."""
         q = self._normed(self.q_norm, self.q_proj(x))
         if self.query_factor != 1:
             q = q * self.query_factor
@@ -152,11 +155,12 @@ class Attention(nn.Module):
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         if not self.norm_by_head:
             return norm(x)  # type: ignore[no-any-return]
-        return norm(x.reshape(*x.shape[:-1], self.heads, self.head_dim)).flatten(-2)  # type: ignore[no-any-return]
+        return norm(x.reshape(*x.shape[:-1], -1, self.head_dim)).flatten(-2)  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, packing: Packing | None) -> Tensor:
         x = packing.spread(x) if packing else x
-        return x.view(*x.shape[:2], self.heads, self.head_dim).transpose(1, 2)
+        heads = x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        return heads if heads.shape[1] == self.heads else heads.repeat_interleave(self.heads // heads.shape[1], 1)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Tensor | None) -> Tensor:

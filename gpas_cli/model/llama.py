@@ -291,7 +291,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
         self.norm = norm_of(model, Norm() if family.head_transform else model.head_norm)
-        self.rope = Rope(size.head_dim, size.rope_theta) if family.positions == "rotary" else None
+        self.rope = Rope(size) if family.positions == "rotary" else None
         self.stream: torch.dtype | None = None
         self.shares_values = model.shares_values
 

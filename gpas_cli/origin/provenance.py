@@ -21,6 +21,7 @@ from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
+from gpas_cli.spec.cell import START
 from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.attempt import conclude
@@ -62,6 +63,8 @@ class AttemptProvenance:
     gone: bool = False
     retry: Retry | None = None
     trunk: Trunk | None = None
+    start: str = ""
+    """The network, not trained here, with whose weights it began."""
     imported: Imported | None = None
 
 
@@ -152,8 +155,16 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
         gone=row["gone"] is not None,
         retry=asked.retry if asked else None,
         trunk=asked.trunk if asked else None,
+        start=_start(asked.cell.get(START)) if asked else "",
         imported=_read(lambda: read_record(Imported, directory.path / IMPORTED)),
     )
+
+
+def _start(network: Mapping[str, str] | None) -> str:
+    """Return what a recorded cell says of the network that its training starts from."""
+    if not network:
+        return ""
+    return " ".join(network[name] for name in ("hf", "revision", "path", "sha256") if network[name])
 
 
 def _read(reader: Callable[[], T]) -> T | None:

@@ -170,6 +170,7 @@ def _read_by(cell: Cell) -> Iterator[Input]:
     if cell.network:
         yield from cell.network.inputs()
     else:
+        yield from cell.start.start_inputs(cell.model) if cell.start else ()
         usual, unread = Data(), ("length", "layout", "documents", "batches", "eval_tokens")
         data = replace(cell.data, **{name: getattr(usual, name) for name in unread})
         yield Input(data, "gpas_cli.data.text_usage:unreadable_reason")

@@ -50,9 +50,9 @@ def facts(entry: Entry) -> dict[str, Label]:
     return {
         **entry.axes,
         "family": _name_in(FAMILIES, model.family),
-        "size": _name_in(SIZES, size),
+        "size": NO_MATCH if cell.start else _name_in(SIZES, size),
         "shape": f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
-        + (f"x{size.decoder_layers}" if size.decoder_layers else ""),
+        + "".join(f"x{own}" for own in (size.decoder_layers, size.kv_heads) if own),
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),

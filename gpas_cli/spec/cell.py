@@ -41,6 +41,7 @@ def _digest_of(text: str) -> str:
 # Parts that were added after keys were published: the key omits them while they have these values.
 _USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
 NETWORK = "network"  # the setting of a cell that names a network that was not trained here
+START = "start"  # the setting that names such a network for a training to start from, and the tokenizer of its text
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
@@ -73,11 +74,12 @@ class Cell(CellParts):
 
     later: the stages after pretraining in the order in which they run, trainings first.
     network: a network that was not trained here. Then there is no training, and the other parts only stand for its
-    shape (`Network.described`).
+    shape (`Network.described`). start: such a network, whose weights the training starts with.
     """
 
     later: tuple[LaterStage, ...] = ()
     network: Network | None = None
+    start: Network | None = None
 
     @property
     def is_external(self) -> bool:
@@ -181,6 +183,10 @@ class Cell(CellParts):
         plain = {name: parse.plain(part, for_key=for_key) for name, part in parts.items()}
         if "depth" in plain:
             plain["depth"] = self.depth.to_mapping(for_key=for_key)
+        if self.start:
+            plain[START] = self.start.identity() if for_key else parse.plain(self.start)
+            if for_key and self.data.tokenizer == self.start.tokenizer:  # which may lie in another place elsewhere
+                plain["data"] = {**plain["data"], "tokenizer": START}
         return {**self.model.to_mapping(for_key=for_key), **plain}
 
 

@@ -34,6 +34,10 @@ def canonical_model(model: Model) -> Model:
     family = model.family
     if family.positions != "learned":
         family = replace(family, context=Family().context)
+    if family.bias:
+        family = replace(family, qkv_bias=False)
+    if model.size.kv_heads == model.size.heads:
+        model = replace(model, size=replace(model.size, kv_heads=None))
     how = model.parametrisation.canonical(model.size.hidden, model.size.heads, model.size.layers)
     if family.encoder and 2 * (model.size.decoder_layers or 0) == model.size.layers:
         model = replace(model, size=replace(model.size, decoder_layers=None))
@@ -156,6 +160,16 @@ def _check_size(model: Model) -> Iterator[Problem]:
         yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
     elif size.head_dim % 2 and model.family.positions == "rotary":
         yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
+    if size.heads % (size.kv_heads or 1):
+        yield Problem(("size", "kv_heads"), f"{size.heads} heads cannot share {size.kv_heads} heads of keys evenly")
+    slowed = size.rope_factor > 1 and model.family.positions == "rotary"
+    read = {"rope_factor": model.family.positions == "rotary", "rope_context": slowed}
+    for name in ("rope_factor", "rope_context", "rope_low", "rope_high"):
+        if getattr(size, name) != getattr(type(size), name) and not read.get(name, slowed and size.rope_context):
+            needed = "rope_context" if slowed else "rope_factor" if name != "rope_factor" else "rotary positions"
+            yield Problem(("size", name), f"has no effect without {needed}; remove it")
+    if size.rope_low >= size.rope_high:
+        yield Problem(("size", "rope_low"), f"{size.rope_low:g} is not below rope_high, {size.rope_high:g}")
 
 
 def _check_encoder(model: Model) -> Iterator[Problem]:

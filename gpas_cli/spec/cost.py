@@ -112,12 +112,13 @@ def _per_layer(cell: CellParts) -> float:
     """Return the number of parameters in the matrices of a layer, the mean of all."""
     size = cell.model.size
     matrices = 3 if cell.model.family.ffn == "swiglu" else 2
-    return _attention_matrices(cell.model) / size.layers * size.hidden**2 + matrices * size.hidden * size.ffn
+    attention = 2 * size.hidden * (size.hidden + size.kv_hidden)
+    return _attentions(cell.model) / size.layers * attention + matrices * size.hidden * size.ffn
 
 
-def _attention_matrices(model: Model) -> int:
-    """Return the number of matrices of attention; the layers of a decoder beside an encoder attend twice."""
-    return 4 * (model.size.layers + (model.decoder_layers if model.family.encoder else 0))
+def _attentions(model: Model) -> int:
+    """Return the number of attentions; the layers of a decoder beside an encoder attend twice."""
+    return model.size.layers + (model.decoder_layers if model.family.encoder else 0)
 
 
 _WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
@@ -182,7 +183,8 @@ def _optimizer_bytes(cell: CellParts) -> int:
 def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     """Yield (role, shape, number) of the matrices and tables that `parameters` counts."""
     size = model.size
-    yield MATRIX, (size.hidden, size.hidden), _attention_matrices(model)
+    yield MATRIX, (size.hidden, size.hidden), 2 * _attentions(model)
+    yield MATRIX, (size.kv_hidden, size.hidden), 2 * _attentions(model)
     yield MATRIX, (size.ffn, size.hidden), (2 if model.family.ffn == "swiglu" else 1) * size.layers
     yield MATRIX, (size.hidden, size.ffn), size.layers
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2

@@ -96,6 +96,7 @@ def family(model: Model) -> str:
         "ffn": swiglu if parts.ffn == "swiglu" else f"FFN(x) = W_down {parts.ffn}(W_up x)",
         "positions": f"P has {parts.context} learned positions" if parts.positions == "learned" else "P is sinusoidal",
         "bias": "projections have biases",
+        "qkv_bias": "queries, keys and values have biases",
         "tied": "the head is E",
         "qk_norm": f"q = N(W_q x) and k = N(W_k x), {_over(parts.qk_norm)}",
         "token_types": f"T is the first of {parts.token_types} token types",

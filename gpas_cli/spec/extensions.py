@@ -31,7 +31,7 @@ def of_cell(cell: Cell) -> tuple[str, ...]:
     origins = (cell.model.norm.origin, *(stage.kind.origin for stage in cell.later))
     found = {origin.name for origin in origins if origin and not origin.source}
     names = {name for stage in cell.later for name in (stage.kind.name, *stage.parameters.uses())}
-    names |= {NETWORK} if cell.network else set()
+    names |= {NETWORK} if cell.network or cell.start else set()
     owners = filter(None, (head(owner(name)) for name in names))
     return tuple(sorted(found.union(*((one.name, *one.requires) for one in owners))))
 

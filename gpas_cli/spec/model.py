@@ -45,6 +45,8 @@ class Family:
     with one weight for all heads (Dehghani et al. 2023; Qwen3), or the `width` of all heads together (OLMo 2).
 
     input_norm: the norm N once more on the input of the first layer, after embedding, positions and token types.
+    qkv_bias: a bias on queries, keys and values alone (Qwen2).
+
     token_types: rows of a learned table of token types (segments), 0 for none. Text here has one segment, so that all
     tokens have the first type: the same vector is added to all of them. head_transform: N(gelu(W x)) between the final
     norm and the head, the transform of BERT's head.
@@ -67,6 +69,7 @@ class Family:
     positions: str = setting("rotary", choices=("rotary", "learned", "sinusoidal"), omit_default_from_key=True)
     context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
     bias: bool = setting(False, omit_default_from_key=True)
+    qkv_bias: bool = setting(False, omit_default_from_key=True)
     tied: bool = setting(False, omit_default_from_key=True)
     qk_norm: str = setting("none", choices=QK_NORMS, omit_default_from_key=True)
     input_norm: bool = setting(False, omit_default_from_key=True)
@@ -171,6 +174,11 @@ class Size:
     """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head.
 
     decoder_layers: how many of the `layers` a decoder beside an encoder has, by default half of them.
+
+    kv_heads: heads of keys and values, each for heads / kv_heads heads of queries in a row (grouped-query attention,
+    Ainslie et al. 2023); by default as many as `heads`. rope_factor: by how much rotary positions are slowed down: all
+    of them (Chen et al. 2023), or, with rope_context, the context before, those that turn less than `rope_low` times in
+    it, none of those that turn more than `rope_high` times, and the others in between (Llama 3.1).
     """
 
     hidden: int = setting(low=2, high=65_536)
@@ -181,6 +189,16 @@ class Size:
     eps: float = setting(1e-6, above=0, high=0.1)
     rope_theta: float = setting(10_000.0, above=0)
     decoder_layers: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)
+    kv_heads: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)
+    rope_factor: float = setting(1.0, low=1, high=1024, omit_default_from_key=True)
+    rope_context: int = setting(0, low=0, high=1_048_576, omit_default_from_key=True)
+    rope_low: float = setting(1.0, above=0, omit_default_from_key=True)
+    rope_high: float = setting(4.0, above=0, omit_default_from_key=True)
+
+    @property
+    def kv_hidden(self) -> int:
+        """The features of keys, and of values, in all their heads."""
+        return self.head_dim * (self.kv_heads or self.heads)
 
     @property
     def head_dim(self) -> int:

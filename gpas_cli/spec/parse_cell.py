@@ -9,7 +9,7 @@ from typing import Any
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.extension import missing
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
+from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START, Cell, LaterStage
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
 from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
@@ -54,22 +54,21 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
-    network = None
-    if values.get(NETWORK, "none") != "none":
-        if reason := missing(NETWORK):
-            problems.append(Problem((NETWORK,), reason))
-        else:
-            network = _section(part(NETWORK), NETWORK, values[NETWORK], catalogue.networks, problems)
-        if network is None:
-            return None
+    network, start = (_parse_network(name, values, catalogue, problems) for name in (NETWORK, START))
+    if len(problems) > before:
+        return None
+    if network:
         values = {**network.described(), **values}
-    known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK)
+    known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK, START)
     for name, value in values.items():
         if name not in known and value is not None:  # records name unset sections of stages that may be gone
             problems.append(Problem((name,), missing(name) or f"unknown key '{name}'; {nearest(name, known)}"))
     objective = parse_objective(values.get("objective", CAUSAL.kind), problems)
     faults: list[Problem] = []
     data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, faults)
+    if data and data.tokenizer == START:
+        faults += [] if start else [Problem(("data", "tokenizer"), "start is for a training with the setting start")]
+        data = replace(data, tokenizer=start.tokenizer) if start else data
     model = _parse_model(_with_last_row(values, objective, data), problems, catalogue)
     problems.extend(faults)
     optim = _optional(Optim, "optim", values.get("optim", {}), problems)
@@ -77,6 +76,11 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     scalars = {name: values[name] for name in ("dropout", "precision", "seed") if name in values}
     plain = parse.build(Scalars, scalars, (), problems)
     later = _parse_later(values, catalogue.stage_kinds.values(), problems)
+    if start and model:
+        started = Init(zero_last_row=False)
+        if "init" in values and replace(model.init, zero_last_row=False) != started:
+            problems.append(Problem(("init",), f"has no effect: the weights are those of {start.source}"))
+        model = replace(model, init=started)
     if len(problems) > before or not (model and data and optim and depth and plain and objective):
         return None
     if found := depth_problems(depth, model, optim):
@@ -86,12 +90,25 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     optim = canonical_optim(replace(optim, steps=own.steps), model, own.last_stage)
     cell = Cell(
         model=model, data=data, optim=optim, depth=own.depth, dropout=plain.dropout,
-        precision=plain.precision, seed=plain.seed, objective=objective, network=network,
+        precision=plain.precision, seed=plain.seed, objective=objective, network=network, start=start,
     )  # fmt: skip
     cell = replace(cell, later=tuple(_in_cell(stage, cell, catalogue, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
     return cell if len(problems) == before else None
+
+
+def _parse_network(
+    name: str, values: Mapping[str, Any], catalogue: Catalogue, problems: list[Problem]
+) -> Network | None:
+    """Return the network that the setting `name` names, None without one."""
+    if values.get(name) in (None, "none"):
+        return None
+    if reason := missing(name):
+        problems.append(Problem((name,), reason))
+        return None
+    found: Network | None = _section(part(name), name, values[name], catalogue.networks, problems)
+    return found
 
 
 def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:

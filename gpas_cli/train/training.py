@@ -117,6 +117,8 @@ class TrainingInputs:
     evaluator: Evaluator
     start: Start = leave
     selection: LayerSelection | None = None
+    evaluates_first: bool = False
+    """Whether the network is evaluated before the first update, too."""
 
 
 def run_training(inputs: TrainingInputs, paths: RunPaths, emit: Emit, how: Execution) -> Outcome:
@@ -259,6 +261,9 @@ class _Training:
         self._observer.resume([self.paths.checkpoints, *self.paths.earlier, *trunk], self.loop.position)
         profile = self.how.watch.profile if world.leads else 0
         steps = self.loop.spec.updates
+        if self.inputs.evaluates_first and not self.loop.position.step:
+            self._evaluate()
+            self._observer.meter.mark(self.loop.position)
         with (
             PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
             profiling(profile, self.paths.checkpoints.parent / "profile", self.emit) as profiled,
@@ -406,12 +411,15 @@ def train(cell: Cell, paths: RunPaths, emit: Emit, how: Execution, teacher: Path
     record_verified(corpus, emit)
 
     def start(network: Llama) -> None:
+        if cell.start:
+            cell.start.put_into(network, paths.root, emit)
         if teacher is not None:
             load_gates(teacher, network)
 
     inputs = TrainingInputs(
-        cell, cell.stages[0].key, corpus.identity, batches, _TextEvaluator(cell, corpus, reader), start
-    )
+        cell, cell.stages[0].key, corpus.identity, batches, _TextEvaluator(cell, corpus, reader), start,
+        evaluates_first=cell.start is not None,
+    )  # fmt: skip
     return run_training(inputs, paths, emit, how)
 
 

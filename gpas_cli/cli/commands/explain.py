@@ -129,9 +129,12 @@ def _print_wiring(entry: Entry) -> None:
     say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
     for line in description(model):
         say(f"  {line}")
-    say_fact("initially", conditions(model), width=14)
-    if note := remark(model):
-        say_fact("note", note, width=14)
+    if start := entry.cell.start:
+        say_fact("starts from", f"{start.source}, {start.name}", width=14)
+    else:
+        say_fact("initially", conditions(model), width=14)
+        if note := remark(model):
+            say_fact("note", note, width=14)
     if not entry.cell.objective.causal:
         say_fact("objective", entry.cell.objective.describe(model.size.vocab), width=14)
     if rate := entry.cell.dropout:

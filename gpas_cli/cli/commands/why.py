@@ -47,6 +47,7 @@ class _TryJson(Document):
     evidence: str
     retry: Annotated[Retry | None, "why the attempt before was run again"]
     trunk: Annotated[Trunk | None, "the training whose updates are its first ones"]
+    start: Annotated[str | None, "the network, not trained here, with whose weights it began"]
     imported: Annotated[Mapping[str, Any] | None, "the project and attempt that it was copied from"]
     facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: Path
@@ -214,6 +215,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
         "where": where if facts["host"] else "",  # else it died before it recorded anything
         "code": f"{facts['code']}, commit {commit}",
         "text": text if facts["fingerprint"] else "",
+        "starts from": attempt.start,
         "starts after": f"update {trunk.update} of {trunk.name} ({trunk.key})" if trunk else "",
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {significant(value, 6)}" for name, value in sorted(attempt.metrics.items())),
@@ -248,6 +250,7 @@ def _try_json(attempt: AttemptProvenance) -> _TryJson:
         number=attempt.number, outcome=attempt.outcome or None, cause=attempt.cause,
         state=called(seen.state, attempt.metrics), evidence=seen.evidence, retry=attempt.retry,
         trunk=attempt.trunk,
+        start=attempt.start or None,
         imported=to_mapping(attempt.imported) if attempt.imported else None, facts=attempt.facts, log=attempt.log,
         metrics=attempt.metrics, directory=attempt.directory, checkpoint=attempt.checkpoint,
     )  # fmt: skip

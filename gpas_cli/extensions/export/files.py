@@ -176,19 +176,24 @@ CLASS = "GpasForCausalLM"
 def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
     """Return the text files beside the weights of `network`, a plain LLaMA such as `fold.fold` makes: name -> text.
 
-    LLaMA with queries and keys normalised by head is Qwen3.
+    LLaMA with queries and keys normalised by head is Qwen3, with biases on queries, keys and values Qwen2.
     """
-    size = network.spec.size
-    qwen = network.spec.family.qk_norm == "head"
+    size, family = network.spec.size, network.spec.family
+    kind = "Qwen3" if family.qk_norm == "head" else "Qwen2" if family.qkv_bias else "Llama"
+    slowed = {"rope_type": "llama3" if size.rope_context else "linear", "factor": size.rope_factor}
+    if size.rope_context:
+        slowed |= {"low_freq_factor": size.rope_low, "high_freq_factor": size.rope_high}
+        slowed |= {"original_max_position_embeddings": size.rope_context}
     config = {
-        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
-        "model_type": "qwen3" if qwen else "llama",
+        "architectures": [f"{kind}ForCausalLM"],
+        "model_type": kind.lower(),
         "intermediate_size": size.ffn,
-        "num_key_value_heads": size.heads,
+        "num_key_value_heads": size.kv_heads or size.heads,
         "head_dim": size.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": size.eps,
         "rope_theta": size.rope_theta,
+        **({"rope_scaling": slowed} if size.rope_factor > 1 else {}),
         "attention_bias": False,
         "mlp_bias": False,
         **_common(network, shared),
@@ -222,7 +227,7 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": network.spec.family.tied,
         "torch_dtype": _dtype(network),
         **shared,
     }

@@ -41,6 +41,8 @@ from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import parse_model
 
+LLAMA_PARTS = ("qk_norm", "qkv_bias", "tied")  # in which the families of `transformers` for LLaMA-like networks differ
+
 
 def obstacle(model: Model) -> str:
     """Return why `model` cannot be folded into a plain LLaMA, or "" if it can."""
@@ -50,6 +52,10 @@ def obstacle(model: Model) -> str:
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
     if model.family.qk_norm == "width":
         return "its queries and keys are normalised over all heads together"
+    if model.family.qk_norm == "head" and model.family.qkv_bias:
+        return "its queries and keys have biases and are normalised"
+    if model.family.tied and model.embed != llama.embed:
+        return "the stages after the embedding change the table, which is the head too"
     same = {name: getattr(llama, name) for name in ("scheme", "norm", "gate", "embed", "init", "parametrisation")}
     if replace(model, **same) != llama:
         return "it differs from LLaMA in more than norms, gates and embedding stages"
@@ -63,9 +69,11 @@ def _without_factors(wiring: Wiring) -> Wiring:
 
 
 def plain_llama(model: Model) -> Model:
-    """Return LLaMA, that is Pre-LN, of the same shape; Qwen3 if queries and keys are normalised by head."""
-    by_head = {"family": {"qk_norm": "head"}} if model.family.qk_norm == "head" else {}
-    return parse_model({"size": plain(model.size), **by_head})
+    """Return LLaMA, that is Pre-LN, of the same shape: Qwen3 if queries and keys are normalised by head, Qwen2 if they
+    have biases."""
+    return parse_model(
+        {"size": plain(model.size), "family": {name: getattr(model.family, name) for name in LLAMA_PARTS}}
+    )
 
 
 @torch.no_grad()

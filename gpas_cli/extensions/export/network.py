@@ -17,7 +17,7 @@ from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.extensions.export.files import bundled_files, check_target, llama_files, write_folder
-from gpas_cli.extensions.export.fold import fold, logit_difference, obstacle, plain_llama
+from gpas_cli.extensions.export.fold import LLAMA_PARTS, fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family, Model
@@ -101,9 +101,13 @@ def _check(cell: Cell, options: ExportOptions) -> None:
     check_license(options.license_id)
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
-    usual = {**asdict(Family()), "norm": cell.model.family.norm, "qk_norm": cell.model.family.qk_norm}
-    if others := [f"{name}: {value}" for name, value in asdict(cell.model.family).items() if value != usual[name]]:
+    family = asdict(cell.model.family)
+    usual = {**asdict(Family()), **{name: family[name] for name in ("norm", *LLAMA_PARTS)}}
+    if others := [f"{name}: {value}" for name, value in family.items() if value != usual[name]]:
         raise GpasError(f"only the family llama, with any norms, can be exported; this one has {', '.join(others)}")
+    why = "--bundled was given" if options.bundled else obstacle(cell.model)
+    if cell.model.family.tied and why:
+        raise GpasError(f"a network with a tied head is exported only as a plain one: {why}")
 
 
 def _exported(

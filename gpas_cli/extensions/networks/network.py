@@ -19,8 +19,10 @@ from pkgutil import resolve_name
 from typing import Any
 
 from gpas_cli.errors import Problem
+from gpas_cli.events import Emit
 from gpas_cli.files import parse_json
 from gpas_cli.project import hub_cache
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.section import Input
 from gpas_cli.words import abbreviated
@@ -119,6 +121,11 @@ class PinnedNetwork:
         return pin if self.dtype == "stored" else f"{pin} {self.dtype}"
 
     @property
+    def tokenizer(self) -> str:
+        """The path of its tokenizer.json."""
+        return str(self.folder(Path()) / "tokenizer.json")
+
+    @property
     def precision(self) -> str | None:
         """The precision of its weights, None if that depends on how they are stored."""
         return {"fp32": "fp32", "bf16": "pure_bf16"}.get(self.dtype)
@@ -143,6 +150,16 @@ class PinnedNetwork:
     def open(self, stage: Any) -> Any:
         """Return the loaded network, and record what it is."""
         return resolve_name("gpas_cli.extensions.networks.opening:open_network")(self, stage)  # which imports torch
+
+    def start_inputs(self, model: Model) -> Iterator[Input]:
+        """Yield its files, for a training of `model` to start from it."""
+        yield Input((self, model), "gpas_cli.extensions.networks.start:absence")
+
+    def put_into(self, network: Any, root: Path, emit: Emit) -> None:
+        """Replace the weights of an initialised network by its own."""
+        resolve_name("gpas_cli.extensions.networks.start_weights:put_into")(
+            self, network, root, emit
+        )  # which imports torch
 
     def with_shape(self, root: Path) -> PinnedNetwork:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""
@@ -180,12 +197,23 @@ def _counted(folder: Path, table: list[int]) -> dict[str, int]:
     """Return `parameters` and `tied` from the headers of the weights, which have one tensor of the shape `table` if the
     head is tied. A header has at most 100 MB. Raises OSError, ValueError, LookupError, TypeError or AttributeError for
     another content."""
-    shapes = []
-    for path in [*folder.glob("model-*-of-*.safetensors")] or folder.glob("model.safetensors"):
+    found = [*shapes(folder).values()]
+    return {"parameters": sum(map(math.prod, found)), "tied": found.count(table) == 1}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights as safetensors."""
+    return [*folder.glob("model-*-of-*.safetensors")] or [*folder.glob("model.safetensors")]
+
+
+def shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a folder's safetensors by name. Raises as `_counted`."""
+    found = dict[str, list[int]]()
+    for path in weight_files(folder):
         with path.open("rb") as file:
             header = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
-        shapes += [about["shape"] for name, about in header.items() if name != "__metadata__"]
-    return {"parameters": sum(map(math.prod, shapes)), "tied": shapes.count(table) == 1}
+        found |= {name: about["shape"] for name, about in header.items() if name != "__metadata__"}
+    return found
 
 
 def absence(network: PinnedNetwork, cache: Path, root: Path) -> str:

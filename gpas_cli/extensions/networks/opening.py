@@ -157,7 +157,6 @@ def find_network(network: PinnedNetwork, root: Path, notify: Callable[[str], Non
 
     Raises GpasError as `find_model` does, and if the files of a folder are not those that are pinned.
     """
-    _require_transformers()
     if network.hf:
         notify(f"looking for {network.hf}")
         folder, commit = _download(network.hf, network.revision)
@@ -174,6 +173,7 @@ def find_network(network: PinnedNetwork, root: Path, notify: Callable[[str], Non
 
 def open_network(network: PinnedNetwork, stage: StageContext) -> Opened:
     """Open the network that a stage measures, and record what it is."""
+    _require_transformers()
     stage.emit(Phase("reading the network", network.source))
     found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
     opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)

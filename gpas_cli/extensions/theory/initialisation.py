@@ -269,6 +269,8 @@ def _check_attention(cell: Cell) -> None:
         )
     if cell.model.family.qk_norm != "none" or cell.model.wiring(cell.model.size.layers).qkv_norm != "none":
         raise GpasError("the bound of attention is for queries and keys without norms, which this network has")
+    if cell.model.size.kv_heads:
+        raise GpasError("the bound of attention is for as many heads of keys as of queries; size.kv_heads changes that")
     _check_norm(cell)
     if cell.model.shares_values:
         raise GpasError(f"the bounds are for one residual stream; norm: {cell.model.scheme} also passes on values")
