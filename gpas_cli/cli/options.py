@@ -193,6 +193,12 @@ class RunOptions:
         typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array."),
     ] = None
     wait: Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")] = False
+    stop_at_first_failure: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-first-failure", help="Start nothing else once a cell has failed; on SLURM, of its array."
+        ),
+    ] = False
     yes: Yes = False
     notify: Notify = None
     as_json: AsJson = False

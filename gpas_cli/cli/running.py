@@ -197,9 +197,11 @@ def _run(
     waits = scheduler.foreground or options.wait
     results = partial(progress.results_so_far, here, chosen)
     with progress.make_reporter(console(), results) if waits else nullcontext(progress.Notices()) as reporter:
-        run = scheduler.submit(
-            RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter)
-        )
+        request = RunRequest(
+            project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter,
+            stop_at_failure=options.stop_at_first_failure,
+        )  # fmt: skip
+        run = scheduler.submit(request)
         submitted = None if scheduler.foreground else run.submitted
         if submitted:
             progress.print_submitted(submitted, chosen, words)

@@ -198,11 +198,12 @@ class ConditionalAxes:
 
 @dataclass(frozen=True)
 class Override:
-    """Settings applied to the matching cells after all others, and the reason."""
+    """Settings applied to the matching cells after all others, and the reason; or a note on them, and tags."""
 
     where: Condition
     settings: Node
     why: str
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -384,7 +385,8 @@ class Entry:
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
     resources: of the training. kind_resources: declared for other kinds of job.
-    notes: the reasons of the overrides that changed this cell, one sentence each.
+    notes: the reasons of the overrides that changed this cell, and the grid's notes on it, one sentence each.
+    tags: the grid's words for it, by which it is selected.
     declared: the declaration; None for a recorded cell that no grid declares.
     """
 
@@ -397,6 +399,7 @@ class Entry:
     kind_resources: Mapping[str, Resources] = field(default_factory=dict)
     watch: Monitoring = field(default_factory=Monitoring)
     notes: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property

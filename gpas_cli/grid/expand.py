@@ -28,6 +28,7 @@ class Draft:
     labels: dict[str, Label]
     settings: Node
     notes: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     added: bool = False
 
 
@@ -138,7 +139,8 @@ class Expansion:
             matching = self.matching(override.where, drafts, "override", grid)
             for draft in (draft for draft in drafts if id(draft) in matching):
                 draft.settings = merge(draft.settings, override.settings)
-                draft.notes = (*draft.notes, override.why)
+                draft.notes = (*draft.notes, *filter(None, [override.why]))
+                draft.tags = (*draft.tags, *override.tags)
         drafts = self.tuned(grid, drafts) if grid.tuned else drafts
         cells = [(draft, self.cell(grid, draft)) for draft in drafts]
         return [(draft, cell) for draft, cell in cells if cell is not None]
@@ -269,6 +271,7 @@ class Expansion:
             watch=grid.watch,
             resources=self.resources(grid, draft.settings),
             notes=draft.notes,
+            tags=draft.tags,
             declared=Declared(grid.name, draft.settings, grid.scope.corpora, draft.added),
         )
         if grid.scope.kind_resources.by_kind or grid.resources.by_kind:

@@ -12,7 +12,7 @@ labels, names and keys of cells are the same on every machine. If all numbers ar
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -40,7 +40,7 @@ from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
 
 _BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
-_GRID_KEYS = ("base", "axes", "when", "exclude", "override", "include", "stages", *_BESIDE_CELLS)
+_GRID_KEYS = ("base", "axes", "when", "exclude", "override", "notes", "include", "stages", *_BESIDE_CELLS)
 # Default labels: every cell has these, so that tables and conditions can use them.
 _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
@@ -77,7 +77,7 @@ def read_grid(name: str, part: Part, stages: Sequence[str], file: File) -> tuple
         axes=axes,
         when=when,
         exclude=_read_exclude(parts["exclude"], labels),
-        override=_read_override(parts["override"], labels, stages),
+        override=(*_read_override(parts["override"], labels, stages), *_read_notes(parts["notes"], labels)),
         include=_read_include(parts["include"], file.names("grids")),
         cadence=others["cadence"].instance(Cadence) or Cadence(),
         watch=others["watch"].instance(Monitoring) or Monitoring(),
@@ -317,6 +317,16 @@ def _read_override(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tup
         settings = _read_settings(parts["set"], stages)
         found.append(Override(read_where(parts["where"], labels), settings, parts["why"].sentence()))
     return tuple(found)
+
+
+def _read_notes(part: Part, labels: AxisLabels) -> Iterator[Override]:
+    """Read `notes: [{where: {norm: post}, text: ..., tags: [appendix]}]`, as overrides without settings."""
+    for item in part.items():
+        parts = item.entries(("where", "text", "tags"))
+        if not parts.keys() & {"text", "tags"}:
+            item.report("needs 'text' or 'tags'")
+        where = read_where(parts["where"], labels)
+        yield Override(where, mapping({}, item.mark), parts["text"].sentence(), parts["tags"].texts())
 
 
 def _read_include(part: Part, names: Mapping[str, str]) -> tuple[Include, ...]:

@@ -143,9 +143,9 @@ def _values(entry: Entry, name: str) -> list[Label]:
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
-    """Return the settings of the entry's cell, with None for a stage that it does not have."""
+    """Return the tags of the entry and the settings of its cell, with None for a stage that it does not have."""
     own = entry.cell.to_mapping()
-    return {**dict.fromkeys(name for name in stage_kinds() if name not in own), **parse.flat(own)}
+    return {"tag": entry.tags, **dict.fromkeys(name for name in stage_kinds() if name not in own), **parse.flat(own)}
 
 
 def _equals(text: str, label: Label) -> bool:

@@ -139,7 +139,7 @@ def described(resources: Resources) -> str:
         count(resources.cpus, "core"),
         f"on {count(resources.nodes, 'node')}" if resources.nodes > 1 else "",
         *(text if isinstance(text, str) else f"{name} {' then '.join(text)}" for name, text in limits.items()),
-        f"partition {resources.partition}" if resources.partition else "",
+        f"partition {resources.chosen_partition}" if resources.chosen_partition else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -167,13 +167,15 @@ class RunRequest:
     """The request that `gpas run` makes to a scheduler.
 
     `retry` names further states in which a stage is run again (failed, cancelled, unknown). `at_once` limits how many
-    jobs run at the same time; None sets no limit.
+    jobs run at the same time; None sets no limit. `stop_at_failure`: whether no further job of the run, or of the job
+    array, starts once one has failed.
     """
 
     project: Project
     entries: Sequence[Entry]
     retry: Collection[str] = ()
     at_once: int | None = None
+    stop_at_failure: bool = False
     reporter: Reporter = field(default_factory=Reporter)
 
     def ingest(self) -> str:

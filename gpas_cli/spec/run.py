@@ -68,6 +68,28 @@ def _notice_fault(notice: int, time: str) -> str:
     return f"{notice} s is not shorter than the time limit of {time}"
 
 
+_LIMIT = re.compile(r"(gpus|cpus|nodes|mem|time)(<=|=)(\S+)")
+
+
+def _amount(name: str, text: str) -> float | None:
+    """Return the amount of a resource: a number, bytes or seconds; None for another text, and for no limit."""
+    if name == "mem":
+        found = re.fullmatch(r"(\d+)([KMGT])B?", text, re.IGNORECASE)
+        return int(found[1]) * 1024.0 ** " KMGT".index(found[2].upper()) if found else None
+    return time_seconds(text) if name == "time" else float(text) if text.isdecimal() else None
+
+
+def _partition_fault(text: str) -> str:
+    """Check a partition with the limits of its jobs: `short gpus<=4 time<=4:00:00`."""
+    for word in text.split()[1:]:
+        limit = _LIMIT.fullmatch(word)
+        if limit is None or _amount(limit[1], limit[3]) is None:
+            return (
+                f"'{word}' is no limit of a partition; write gpus=0, gpus<=4, cpus<=64, mem<=200G or time<=1-00:00:00"
+            )
+    return ""
+
+
 def _growth_fault(name: str, value: str | tuple[str, ...], other: str | tuple[str, ...], retries: int) -> str:
     """Check a list with an entry for each attempt. `other` is the other setting that may be a list."""
     if isinstance(value, str):
@@ -92,6 +114,8 @@ def _requests_gpus(text: str) -> bool:
     name, value = option(text)
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
+
+_NO_PARTITION = "the job keeps the limits of none of them; write a last one without limits"
 
 _UNITS = {**dict.fromkeys(("mem-per-cpu", "mem-per-gpu", "tmp"), _memory_fault), "time-min": _time_fault}
 
@@ -245,14 +269,14 @@ class Resources:
     `share`: whether updates that this training has in common with others are trained once (`auto`), or all of its
     updates alone (`off`); docs/explanation/trunks.md.
 
-    The other settings are for SLURM only. mem: a number with K, M, G or T, or '0', all memory of the node. mem, time: a
-    list such as [32G, 64G] has an entry for the first attempt, and
-    one for each that follows an attempt which ran out of memory, or reached its time limit. gpus and cpus count over
-    all `nodes`, with one task per GPU. `sbatch`: more options of sbatch; `setup`: lines of shell to run before the job;
-    `environment`: NAME=VALUE; `python`: the command that starts Python there. `pack`: the number of small cells in one
-    job. `at_once`: the largest number of an array's jobs that run at a time (0: no limit). `notice`: seconds from the
-    warning signal to the time limit. `retries`: the number of attempts in a row without progress after which a job is
-    not requeued.
+    The other settings are for SLURM only. partition: its name, or a list such as [short gpus<=4 time<=4:00:00, long],
+    of which the first counts whose limits the job keeps. mem: a number with K, M, G or T, or '0', all memory of the
+    node. mem, time: a list such as [32G, 64G] has an entry for the first attempt, and one for each that follows an
+    attempt which ran out of memory, or reached its time limit. gpus and cpus count over all `nodes`, with one task per
+    GPU. `sbatch`: more options of sbatch; `setup`: lines of shell to run before the job; `environment`: NAME=VALUE;
+    `python`: the command that starts Python there. `pack`: the number of small cells in one job. `at_once`: the largest
+    number of an array's jobs that run at a time (0: no limit). `notice`: seconds from the warning signal to the time
+    limit. `retries`: the number of attempts in a row without progress after which a job is not requeued.
     """
 
     gpus: int = setting(0, low=0, high=4096)
@@ -266,7 +290,7 @@ class Resources:
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))
     deterministic: bool = field(default=True, metadata={"absent": True})  # records omit true
     share: str = field(default="auto", metadata={"choices": ("auto", "off"), "absent": True})  # records omit auto
-    partition: str = setting("")
+    partition: str | tuple[str, ...] = setting("", check=_partition_fault)
     account: str = setting("")
     qos: str = setting("")
     constraint: str = setting("")
@@ -302,6 +326,21 @@ class Resources:
         return self.cpus_per_task * self.processes
 
     @property
+    def chosen_partition(self) -> str:
+        """The partition of the job, "" without one."""
+        if isinstance(self.partition, str):
+            return self.partition
+        named = [text.split() for text in self.partition if text]
+        return next((name for name, *limits in named if all(map(self._keeps, limits))), "")
+
+    def _keeps(self, limit: str) -> bool:
+        """Return whether a job keeps the limit of a partition; one without an amount of its own does."""
+        name, relation, text = re.split("(<=|=)", limit)
+        most = _amount(name, text)
+        asked = [_amount(name, str(own)) for own in _listed(getattr(self, name))]
+        return all(own is None or own == most or (relation == "<=" and own < (most or 0)) for own in asked)
+
+    @property
     def faults(self) -> dict[str, str]:
         """Contradictions between settings: name of the setting to change -> message."""
         found = {
@@ -310,6 +349,7 @@ class Resources:
             "notice": next(filter(None, (_notice_fault(self.notice, each) for each in _listed(self.time))), ""),
             "mem": _growth_fault("mem", self.mem, self.time, self.retries),
             "time": _growth_fault("time", self.time, self.mem, self.retries),
+            "partition": "" if self.chosen_partition or not self.partition else _NO_PARTITION,
         }
         return {name: fault for name, fault in found.items() if fault}
 

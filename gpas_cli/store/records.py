@@ -111,7 +111,8 @@ class Folders:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord(Record):
-    """submission.json. `time` is just before sbatch; `keys` has the stage keys of each element."""
+    """submission.json. `time` is just before sbatch; `keys` has the stage keys of each element. `failures`: after how
+    many for the same reason the rest is held back."""
 
     schema: int = 1
     name: str
@@ -121,6 +122,7 @@ class SubmissionRecord(Record):
     git: Mapping[str, Any] = field(default_factory=dict)
     project: Folders
     keys: tuple[tuple[str, ...], ...]
+    failures: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)

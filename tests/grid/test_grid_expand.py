@@ -9,6 +9,7 @@ from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.select import select
 from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
@@ -163,6 +164,22 @@ def test_conditions_take_lists_and_compare_numbers_as_numbers() -> None:
 def test_overrides_record_their_reason() -> None:
     body = cells(norm="[pre, lns]") + "\noverride: [{where: {norm: lns}, set: {optim.clip: 1.0}, why: because}]"
     assert [entry.notes for entry in grid(body)] == [(), ("because",)]
+
+
+def test_notes_and_tags_leave_the_cells_as_they_are() -> None:
+    body = cells(norm="[pre, lns]", seed="[1, 2]")
+    notes = """
+notes:
+  - {where: {norm: lns}, text: "for the\n  appendix", tags: [appendix, ours]}
+  - {where: {seed: 2}, tags: late}
+"""
+    plain, noted = grid(body), grid(body + notes)
+    assert [entry.key for entry in noted] == [entry.key for entry in plain]
+    assert [entry.notes for entry in noted] == [(), (), ("for the appendix",), ("for the appendix",)]
+    assert [entry.tags for entry in noted] == [(), ("late",), ("appendix", "ours"), ("appendix", "ours", "late")]
+    assert [entry.name for entry in select(noted, ["tag=late", "tag!=ours"])] == ["pre-s2"]
+    with pytest.raises(GpasError, match="no cell has tag 'lat'; did you mean 'late'"):
+        select(noted, ["tag=lat"])
 
 
 @pytest.mark.parametrize("stages", ["[pretrain]", "[pretrain, downstream]", "[pretrain, finetune, downstream]"])

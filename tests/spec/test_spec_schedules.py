@@ -1,6 +1,7 @@
 """Schedules of the rate, and settings of a run that change no result."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -202,6 +203,39 @@ def test_a_checkpoint_after_no_update_is_refused() -> None:
 )  # fmt: skip
 def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | None) -> None:
     assert time_seconds(word) == seconds
+
+
+TABLE = ("cpu gpus=0 mem<=100G", "short gpus<=4 time<=4:00:00", "long time<=7-0 cpus<=64 nodes<=2", "rest")
+
+
+@pytest.mark.parametrize(
+    ("asked", "partition"),
+    [
+        ({}, "cpu"),
+        ({"mem": "100G"}, "cpu"),
+        ({"mem": "101G", "time": "0:30:00"}, "short"),
+        ({"gpus": 1, "time": "4:00:00"}, "short"),
+        ({"gpus": 4, "time": "4:00:01"}, "long"),
+        ({"gpus": 4, "time": ("1:00:00", "5:00:00")}, "long"),
+        ({"gpus": 8, "nodes": 4}, "rest"),
+        ({"gpus": 1, "partition": "a100"}, "a100"),
+        ({"gpus": 1, "partition": ("a100", "v100")}, "a100"),
+        ({"partition": ""}, ""),
+    ],
+)
+def test_a_job_goes_to_the_first_partition_whose_limits_it_keeps(asked: dict[str, Any], partition: str) -> None:
+    made = Resources(**{"partition": TABLE, **asked})
+    assert made.chosen_partition == partition
+    assert not made.faults
+
+
+def test_a_job_that_no_partition_takes_is_a_fault() -> None:
+    assert "a last one without limits" in Resources(gpus=8, partition=TABLE[:2]).faults["partition"]
+
+
+def test_a_later_attempt_with_more_time_goes_to_another_partition() -> None:
+    growing = Resources(gpus=1, time=("1:00:00", "5:00:00"), partition=TABLE)
+    assert (growing.first.chosen_partition, replace(growing, time="5:00:00").chosen_partition) == ("short", "long")
 
 
 def test_the_notice_is_shorter_than_the_time_limit() -> None:

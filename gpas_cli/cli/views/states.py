@@ -42,11 +42,12 @@ class LabelledCellJson(CellNameJson):
     """A cell with its label on every axis."""
 
     axes: Mapping[str, Any]
+    tags: Sequence[str]
 
     @classmethod
     def of(cls, entry: Entry) -> LabelledCellJson:
-        """Return the name and the labels of a cell."""
-        return cls(key=entry.key, grid=entry.grid, name=entry.name, axes=entry.axes)
+        """Return the name, the labels and the tags of a cell."""
+        return cls(key=entry.key, grid=entry.grid, name=entry.name, axes=entry.axes, tags=entry.tags)
 
 
 class SlurmJobJson(Document):

@@ -226,7 +226,7 @@ def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dic
     return {
         "stages": stages,
         "settings": flat(entry.cell.to_mapping()),
-        "notes": entry.notes,
+        "notes": [*entry.notes, *(f"tag: {tag}" for tag in entry.tags)],
         "metrics": dict(state.metrics),
         "attempts": attempts,
         "latest": _present(rows[-1][1], _LATEST) if rows else {},

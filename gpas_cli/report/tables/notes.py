@@ -264,6 +264,7 @@ def _overrides(table: Table) -> Iterator[Note]:
     models = {id(s.entry.cell.model): s.entry.cell.model for s in table.statuses}  # cells share them
     remarks = {key: remark(model) for key, model in models.items()}
     said = [(reason, s.entry.name) for s in table.statuses for reason in getattr(s.entry, "notes", ())]
+    said += [(f"tag {tag}", s.entry.name) for s in table.statuses for tag in getattr(s.entry, "tags", ())]
     said += [(remarks[id(s.entry.cell.model)], s.entry.name) for s in table.statuses]
     for text in filter(None, dict.fromkeys(text for text, _ in said)):
         yield Note("override", f"{listed([name for of, name in said if of == text], _NAMED)}: {text}")

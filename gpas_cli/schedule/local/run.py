@@ -70,6 +70,7 @@ class LocalRun:
         self._tasks: dict[str, _StageRun] = {}
         self.claims: ClaimSet  # from `submit` on
         self._stops = 0  # calls of `stop`
+        self._stopped_by = "the command was stopped"
         self._stops_carried_out = 0
         self._starved = False
         self._next_tick = 0.0
@@ -150,6 +151,10 @@ class LocalRun:
             status = conclude(task.process.attempt)
             if task.exit_requested or self._stops or not self._start_again(task, task.process.attempt, status):
                 self._end(task, status)
+            if self.request.stop_at_failure and task.phase == "ended" and status.state == "failed" and not self._stops:
+                self._stopped_by = f"{task.job.id} failed"
+                self._reporter.notice(f"{self._stopped_by}: nothing else starts, and what runs saves and exits")
+                self.stop()
         if ended:
             self._refresh()
 
@@ -193,7 +198,7 @@ class LocalRun:
         self._stops_carried_out = self._stops
         if first:
             for task in self._in("waiting"):
-                cause = "not started, because the command was stopped"
+                cause = f"not started, because {self._stopped_by}"
                 self._end(task, replace(task.status, cause=cause), skipped=True)
             for task in self._in("followed"):
                 cause = f"still {task.status.state} under another command; no longer waited for"

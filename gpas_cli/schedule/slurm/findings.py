@@ -290,7 +290,7 @@ def _different(resources: Mapping[str, Resources]) -> dict[str, Resources]:
     """Return one of each set of resources that select the same nodes and Python, by the names of the cells with it."""
     found: dict[str, list[str]] = {}
     for name, asked in resources.items():
-        where = (asked.partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
+        where = (asked.chosen_partition, asked.account, asked.qos, asked.constraint, asked.sbatch, asked.gpus > 0)
         found.setdefault(repr((where, asked.setup, asked.environment, asked.python)), []).append(name)
     return {listed(names, 1): resources[names[0]] for names in found.values()}
 

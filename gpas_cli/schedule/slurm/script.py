@@ -76,7 +76,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
         raise InvalidExperiments(problems)
     resources = resources.first
     return {
-        "partition": resources.partition or None,
+        "partition": resources.chosen_partition or None,
         "account": resources.account or None,
         "qos": resources.qos or None,
         "constraint": resources.constraint or None,

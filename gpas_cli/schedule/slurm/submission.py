@@ -10,7 +10,7 @@ The name is unique and is the array's job name, so that the array can be found i
 Job ids are only displayed: a controller that crashed reuses them.
 
 Elements also record there which of them failed and why (`failed-INDEX.json`), nodes that cannot run the jobs
-(`avoid-NODE.json`), and that the rest is held back after SAME_CAUSE_CELLS failures of the same cause (`breaker.json`).
+(`avoid-NODE.json`), and that the rest is held back after `failures` of the same cause (`breaker.json`).
 """
 
 import json
@@ -36,6 +36,7 @@ from gpas_cli.store.records import BreakerRecord, ElementFailure, ElementRecord,
 from gpas_cli.store.rundir import attempts, read_record, write_record
 from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import from_mapping, to_mapping
+from gpas_cli.words import count
 
 _SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
 
@@ -105,8 +106,10 @@ def record(
     code: Snapshot,
     submitter: Submitter,
     reduce: Collection[str] = (),
+    failures: int = SubmissionRecord.failures,
 ) -> Submission:
-    """Write a submission to disk. The stages in `reduce` ran out of memory and get a smaller micro-batch.
+    """Write a submission to disk. The stages in `reduce` ran out of memory and get a smaller micro-batch. `failures`:
+    as in SubmissionRecord.
 
     Raises OSError, and leaves nothing behind, if it cannot be written.
     """
@@ -119,6 +122,7 @@ def record(
         git=dict(code.git),
         project=Folders(config=str(project.config), cache=str(project.cache)),
         keys=tuple(tuple(job.key for job in jobs) for jobs in elements),
+        failures=failures,
     )
 
     def element(job: StageJob) -> ElementRecord:
@@ -170,7 +174,6 @@ def close_finished(runs: Path) -> None:
 
 
 _AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
-SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
 # Lines that srun and slurmstepd print when a step ends, whatever the reason.
 _ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
@@ -183,14 +186,14 @@ def last_log_line(log: Path) -> str:
     return last_line(log, _ENDING)
 
 
-def count_failure(submission: Path, index: int, cause: str) -> str:
+def count_failure(submission: Submission, index: int, cause: str) -> str:
     """Record that an element failed. Return the cause if too many elements share it: the rest is then held back."""
+    folder, most = submission.folder, submission.record.failures
     with suppress(OSError, GpasError):
-        write_record(submission / f"failed-{index}.json", ElementFailure(cause=_same(cause)))
-        seen = Counter(read_record(ElementFailure, path).cause for path in submission.glob("failed-*.json"))
-        if cause and seen[_same(cause)] >= SAME_CAUSE_CELLS and not breaker(submission):
-            tripped = BreakerRecord(cause=cause, cells=SAME_CAUSE_CELLS, t=time.time())
-            write_record(submission / "breaker.json", tripped)
+        write_record(folder / f"failed-{index}.json", ElementFailure(cause=_same(cause)))
+        seen = Counter(read_record(ElementFailure, path).cause for path in folder.glob("failed-*.json"))
+        if cause and seen[_same(cause)] >= most and not breaker(folder):
+            write_record(folder / "breaker.json", BreakerRecord(cause=cause, cells=most, t=time.time()))
             return cause
     return ""
 
@@ -199,7 +202,8 @@ def breaker(submission: Path) -> str:
     """Return why the rest of a submission is held back, "" if it is not."""
     with suppress(OSError, GpasError):
         record = read_record(BreakerRecord, submission / "breaker.json")
-        return f"held back: {record.cells} cells of {submission.name} failed for the same reason: {record.cause}"
+        failed = f"{count(record.cells, 'cell')} of {submission.name} failed"
+        return f"held back: {failed}{' for the same reason' if record.cells > 1 else ''}: {record.cause}"
     return ""
 
 

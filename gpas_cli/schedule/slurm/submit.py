@@ -41,6 +41,7 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.usage import end_of as end_of_attempt
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.records import SubmissionRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, grouped, listed
@@ -355,7 +356,10 @@ class ArraySubmitter:
         """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
         runs = self.project.runs
         name = submission.new_name(array.first.grid)
-        made = submission.record(self.project, name, array.elements, code, claims.submitter, self._reduced)
+        made = submission.record(
+            self.project, name, array.elements, code, claims.submitter, self._reduced,
+            failures=1 if self.request.stop_at_failure else SubmissionRecord.failures,
+        )  # fmt: skip
         try:
             path = made.folder / "submission.sh"
             replace_file(path, self._script(array, made.folder, code, seen), mode=0o600)

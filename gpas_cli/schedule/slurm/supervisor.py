@@ -36,7 +36,7 @@ from gpas_cli.schedule.slurm import client, squeue
 from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.job import plain
-from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
+from gpas_cli.schedule.slurm.submission import avoided, breaker, count_failure
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import JobExit, alive_path, attempts_without_progress, conclude, last_line
 from gpas_cli.state.cancellation import request, request_path, requested
@@ -340,9 +340,9 @@ class _RankZeroSupervisor(_TaskSupervisor):
     def _count_failure(self, child: _Child) -> None:
         """Hold the rest of the array back if too many of its cells fail for the same reason."""
         submission = self.start.submission
-        cause = count_failure(submission.folder, self.start.index, conclude(child.attempt).cause)
+        cause = count_failure(submission, self.start.index, conclude(child.attempt).cause)
         if cause and not is_memory(cause):
-            print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
+            print(breaker(submission.folder))
             with suppress(SlurmError):  # if this fails, elements find the open breaker when they start
                 client.run("scancel", "--state=PENDING", f"--name={submission.name}", self.start.job.partition("_")[0])
 

@@ -64,6 +64,16 @@ def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
     assert exit_code(summary) == 4
 
 
+def test_the_first_failure_stops_what_waits_and_a_second_run_does_the_rest(project: Project) -> None:
+    cells = [entry("fail", 1), *(entry("done", seed) for seed in range(2, 5))]
+    one = replace(FOUR_CORES, cores=(0,))
+    summary = run(project, *cells, machine=one, stop_at_failure=True)
+    assert states(summary) == {"failed": ["fail-1"], "skipped": ["done-2", "done-3", "done-4"]}
+    assert summary.skipped[0].reason == "not started, because g/fail-1 failed"
+    again = run(project, *cells, machine=one, stop_at_failure=True)
+    assert states(again) == {"failed": ["fail-1"], "done": ["done-2", "done-3", "done-4"]}
+
+
 class Descriptors(Notices):
     """A reporter that counts the descriptors which the command has open at the end of each job."""
 

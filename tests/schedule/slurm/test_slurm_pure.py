@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,8 +148,8 @@ def test_percent_signs_in_folder_names_are_escaped(tmp_path: Path) -> None:
 
 
 def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
-    made = sbatch_text(tmp_path, partition="a; touch x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
-    assert "#SBATCH --partition='a; touch x'" in made
+    made = sbatch_text(tmp_path, partition="a;touch${IFS}x", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
+    assert "#SBATCH --partition='a;touch${IFS}x'" in made
     assert "export A='$(touch x)'" in made
     assert "#SBATCH --comment='`touch x`'" in made
 
@@ -338,12 +339,15 @@ def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
     causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
     assert len({submission._same(cause) for cause in causes}) == 1
-    assert [bool(submission.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [
-        False,
-        False,
-        True,
-    ]
-    assert "failed for the same reason" in submission.breaker(tmp_path)
+    for failures, name in ((3, "three"), (1, "one")):
+        folder = tmp_path / name
+        folder.mkdir()
+        record = SimpleNamespace(failures=failures)
+        made = submission.Submission(folder, record)  # type: ignore[arg-type]
+        held = [bool(submission.count_failure(made, i, cause)) for i, cause in enumerate(causes)]
+        assert held == [number == failures for number in (1, 2, 3)]
+    assert "3 cells of three failed for the same reason" in submission.breaker(tmp_path / "three")
+    assert "1 cell of one failed: no file" in submission.breaker(tmp_path / "one")
 
 
 def test_answers_are_shared_and_failing_queries_back_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
