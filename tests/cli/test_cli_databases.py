@@ -46,7 +46,7 @@ READERS = {
     "plan": ["", "small scored --cells"],
     "status": ["small shares scored --all"],
     "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
-    "table": ["small", "shares --missing", "scored", "small --value loss --value loss_spikes", "gpas:2"],
+    "table": ["small", "shares", "scored", "small --value loss --value loss_spikes", "gpas:2"],
     "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
     "run claims": ["gate-lowers gates-open --dry-run"],
     "run tuned": ["small --dry-run"],

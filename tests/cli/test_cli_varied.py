@@ -18,11 +18,6 @@ def test_the_settings_of_a_run_show_its_cells_in_other_commands(face: Face) -> N
     assert face("status", *words, "--json").json["grids"][0]["states"] == {"done": 2}
 
 
-def test_a_table_with_settings_does_not_say_how_to_run_its_cells(face: Face) -> None:
-    said = face("table", "small", "optim.lr=7e-3", "--missing", expect=2)
-    assert "optim.lr=7e-3 is for tables of grids without --missing" in said.err
-
-
 def test_a_grid_named_as_a_cell_is_called_a_grid(face: Face) -> None:
     said = face("explain", "small", expect=2)
     assert "'small' is a grid; name one of its cells: pre-s1, pre-s2, pre-gpas-s1, pre-gpas-s2" in said.err

@@ -1,18 +1,16 @@
-"""`gpas table`: results in the layout of the paper; with --missing, the cells without a number and what fills them."""
+"""`gpas table`: results in the layout of the paper."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_paper, complete_table, offer
 from gpas_cli.cli.printed import paper_sections, printed_tables, with_others
-from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
-from gpas_cli.cli.views.columns import Columns
-from gpas_cli.errors import Exit, GpasError
+from gpas_cli.cli.selection import experiments, recorded_of, split_settings, varied_entries
+from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import spelled
 from gpas_cli.report import papers
@@ -24,14 +22,9 @@ from gpas_cli.report.tables.grid_table import beside_published, build, by_metric
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
-from gpas_cli.report.tables.table_place import Unfilled, remedies, unfilled
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.state.status import RETRIED
-from gpas_cli.structure import Document, DocumentJson
-
-if TYPE_CHECKING:
-    from gpas_cli.plan.plan import Plan
+from gpas_cli.structure import DocumentJson
 
 _TableNames = Annotated[
     list[str] | None,
@@ -86,12 +79,6 @@ def table(
             "--best", metavar="AXIS", help="Show per table cell the best of this axis, such as optim.lr, by the mean."
         ),
     ] = "",
-    missing: Annotated[
-        bool,
-        typer.Option(
-            "--missing", help="Print the cells without a number, and the command that runs them with its cost."
-        ),
-    ] = False,
     noted: _Notes = None,
     form: _Format = "rich",
     as_json: AsJson = False,
@@ -101,18 +88,18 @@ def table(
     Each cell is the mean and deviation over seeds, with the difference from the base; best and second best are marked.
 
     A cell without a result shows its progress. Differences, in parentheses, are means of paired differences over seeds
-    with half their 95 % interval. With --missing: exit code 3 if a cell has no number.
+    with half their 95 % interval.
 
     Example: [bold]gpas table quickstart --paper --format markdown[/bold]
     """
     form = "json" if as_json else form
     names, settings = split_settings(names or [])
-    if settings and (missing or any(papers.SEPARATOR in name for name in names)):
-        raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
-    if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
+    if settings and any(map(papers.is_printed_name, names)):
+        raise GpasError(f"{settings[0]} is for tables of grids: gpas table GRID")
+    if published_only or source is not None or any(map(papers.is_printed_name, names)):
         if value or best:
             raise GpasError("--value and --best are for the tables of grids: gpas table GRID")
-        _print_papers(names, source, where, form, noted, published_only=published_only, missing=missing)
+        _print_papers(names, source, where, form, noted, published_only=published_only)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
     made = []
@@ -121,10 +108,8 @@ def table(
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
         spec = spec if paper else replace(spec, published={})
-        made.append(_make(spec, chosen, value or with_bits_per_byte(spec, chosen), form, others=paper and not missing))
-    if missing:
-        _print_missing(made, form)
-    elif form == "json" and len(made) > 1:
+        made.append(_make(spec, chosen, value or with_bits_per_byte(spec, chosen), form, others=paper))
+    if form == "json" and len(made) > 1:
         print_json(render.TablesJson(tables=[render.table_json(one) for one in made]))
     else:
         _print_tables(list(zip(names, made, strict=True)), form, "grid", noted)
@@ -138,20 +123,15 @@ def _print_papers(
     noted: str | None,
     *,
     published_only: bool,
-    missing: bool,
 ) -> None:
-    """Print tables in the layout of their papers, or what is missing in them."""
+    """Print tables in the layout of their papers."""
     parts = printed_tables(names, source)
     if published_only:
         _print_paper_tables([published_table(part) for part in parts], form, noted)
         return
     grids = [name for name in names if not papers.is_printed_name(name)]
     # A page has no room for a further column per size.
-    sections = paper_sections(parts, grids, where, declared=form != "latex" and not missing)
-    if missing:
-        _print_missing([section for section in sections if not section.alone], form)
-    else:
-        _print_paper_tables(sections, form, noted)
+    _print_paper_tables(paper_sections(parts, grids, where, declared=form != "latex"), form, noted)
 
 
 def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str, *, others: bool) -> Table:
@@ -178,114 +158,6 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
     with recorded_of(chosen, database=converges) as known:
         table = made(known)
     return with_others(table, chosen, made) if others else table
-
-
-class _MissingRunJson(Document):
-    """A run without a number."""
-
-    name: str
-    key: str
-    state: str
-
-
-class _UnfilledJson(Document):
-    """A table cell with runs that have no number; diverged runs are results."""
-
-    row: str
-    column: str
-    runs: Sequence[_MissingRunJson]
-
-
-class _RemedyJson(Document):
-    """A command that fills cells without a number, and what it would cost."""
-
-    command: str
-    jobs: int
-    gpu_hours: float
-    core_hours: float
-    wall_hours: Annotated[float | None, "null on SLURM, where jobs wait"]
-    refused: Annotated[Mapping[str, int], "cells that cannot run here, by reason"]
-
-
-class _MissingTableJson(Document):
-    """What is missing in one table."""
-
-    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
-    title: str
-    missing: Sequence[_UnfilledJson]
-    commands: Sequence[_RemedyJson]
-
-
-class MissingJson(DocumentJson):
-    """`gpas table --missing --json`."""
-
-    tables: Sequence[_MissingTableJson]
-
-
-def _print_missing(tables: Sequence[Table], form: str) -> None:
-    """Print the cells without a number and the commands that fill them, and exit with code 3 if there is one."""
-    found = [(table, unfilled(table)) for table in tables]
-    if form == "json":
-        print_json(MissingJson(tables=[_json(table, missing) for table, missing in found]))
-    else:
-        for table, missing in found:
-            _print(table, missing)
-    if any(missing for _, missing in found):
-        raise typer.Exit(Exit.INCOMPLETE)
-
-
-def _print(table: Table, missing: Sequence[Unfilled]) -> None:
-    say(table.spec.title, style="italic")
-    if not missing:
-        say("Every cell has its numbers.")
-        return
-    by_row: dict[tuple[str, str], list[str]] = {}
-    for cell in missing:
-        counts = Counter(run.state for run in cell.runs)
-        states = ", ".join(f"{number} {state}" for state, number in counts.items())
-        by_row.setdefault((cell.row, states), []).append(cell.column)
-    rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
-    say(Columns(("row", "column", "runs without a number"), rows))
-    from gpas_cli.cli.views.plan import headline, refusals
-
-    for command, planned in _remedies(missing):
-        say(command, style="bold")
-        for line in (headline(planned), *refusals(planned)) if planned else ():
-            say(f"  {line}")
-
-
-def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, "Plan | None"]]:
-    """Yield the commands that fill cells, and what they would run and cost; None for one that runs nothing or trains
-    cells again."""
-    from gpas_cli.cli.running import plan_for  # it and the schedulers take a quarter of a table
-    from gpas_cli.schedule.scheduler import choose
-
-    scheduler, _ = choose("auto", project().runs)
-    runs = [(run.state, run.entry) for cell in missing for run in cell.runs]
-    for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
-        yield command, plan_for(scheduler, cells, RETRIED) if cells else None
-
-
-def _json(table: Table, missing: Sequence[Unfilled]) -> _MissingTableJson:
-    commands = [_remedy_json(*remedy) for remedy in _remedies(missing)]
-    shown = [
-        _UnfilledJson(
-            row=one.row, column=one.column,
-            runs=[_MissingRunJson(name=run.entry.name, key=run.key, state=run.state) for run in one.runs],
-        )
-        for one in missing
-    ]  # fmt: skip
-    return _MissingTableJson(name=table.printed or None, title=table.spec.title, missing=shown, commands=commands)
-
-
-def _remedy_json(command: str, planned: "Plan | None") -> _RemedyJson:
-    if planned is None:
-        return _RemedyJson(command=command, jobs=0, gpu_hours=0.0, core_hours=0.0, wall_hours=0.0, refused={})
-    cost = planned.estimate
-    return _RemedyJson(
-        command=command, jobs=len(planned.jobs), gpu_hours=cost.gpu_hours, core_hours=cost.core_hours,
-        wall_hours=cost.wall_hours, refused=planned.refused,
-    )  # fmt: skip
 
 
 class PaperTablesJson(DocumentJson):

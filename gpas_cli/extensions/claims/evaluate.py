@@ -40,7 +40,7 @@ from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.table_place import remedies
+from gpas_cli.report.tables.table_place import remedy
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, paired, same, two_sided_p
@@ -239,7 +239,7 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
     if verdict.verdict != UNDECIDED or not verdict.parts:
         return ""
     if verdict.missing:
-        return next(remedies(((status.state, status.entry) for status in verdict.missing), entries), ("", []))[0]
+        return remedy(((status.state, status.entry) for status in verdict.missing), entries)
     claim = verdict.claim
     size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
     tuned = " --tuned" if claim.tuned else ""

@@ -33,7 +33,7 @@ from gpas_cli.report.labels import has_labels
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.shapes import checked
-from gpas_cli.report.tables.table_place import remedies
+from gpas_cli.report.tables.table_place import remedy
 from gpas_cli.spec.model import SIZES
 from gpas_cli.state.status import RETRIED
 from gpas_cli.structure import HIDDEN
@@ -231,7 +231,7 @@ def command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded
     for entry in missing:
         states = [known.states.get(stage.key, ("missing", None))[0] for stage in entry.cell.stages]
         found.append((next((state for state in states if state in RETRIED), "missing"), entry))
-    return next(remedies(found, declared), ("", []))[0]
+    return remedy(found, declared)
 
 
 def _cells_of_each(request: Request) -> dict[_Labels, list[Entry]]:

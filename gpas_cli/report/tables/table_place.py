@@ -1,10 +1,10 @@
-"""Find a cell of a table by its words, `table2[pre+gpas,71m]`; the cells without a number and the commands for them."""
+"""Find a cell of a table by its words, `table2[pre+gpas,71m]`; the command for cells without a number."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import UnknownCell, nearest
@@ -12,12 +12,11 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
-from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.state.status import RETRIED
-from gpas_cli.words import listed
+from gpas_cli.words import grouped, listed
 
 _NAMED = 12  # rows or columns in one message
 _NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
@@ -206,40 +205,17 @@ _COMMANDS = {
 _MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
-@dataclass(frozen=True)
-class Unfilled:
-    """A cell of a table in which some runs have no number. A diverged run has a result."""
-
-    row: str
-    column: str
-    runs: tuple[EntryStatus, ...]
-
-
-def unfilled(table: Table) -> list[Unfilled]:
-    """Return the cells without all of their numbers, in the order of the table."""
-    found = []
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            missing = tuple(s for s in cell.runs if s.value is None and s.state not in ("diverged", NO_UNIT))
-            if missing:
-                found.append(Unfilled(row.whole_title, column.title, missing))
-    return found
-
-
-def remedies(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield the commands that bring the numbers of cells in these states, each with the cells that it starts.
+def remedy(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> str:
+    """Return the first command that brings numbers of cells in these states, "" if none is to be called.
 
     `entries` are all cells of their grids.
     """
-    by_command: dict[str, dict[str, Entry]] = {}
-    for state, entry in missing:
-        by_command.setdefault(_COMMANDS.get(state, "run"), {})[entry.key] = entry
-    for name in ("run", "retry", "retry --done", "db sync"):
-        cells = list(by_command.get(name, {}).values())
-        names = [cell.id for cell in cells] if name != "db sync" else []
-        if name == "retry" and len(cells) > _MOST_RETRIED:
-            names = list(dict.fromkeys(cell.grid for cell in cells))
-        if name == "run" and cells:
-            yield run_command(cells, entries), cells
-        elif cells:
-            yield shlex.join(["gpas", *name.split(), *names]), cells if name == "retry" else []
+    by_command = grouped((_COMMANDS.get(state, "run"), entry) for state, entry in missing)
+    name = next((name for name in ("run", "retry", "retry --done", "db sync") if name in by_command), "")
+    cells = list({entry.key: entry for entry in by_command.get(name, ())}.values())
+    if name == "run":
+        return run_command(cells, entries)
+    names = [cell.id for cell in cells] if name != "db sync" else []
+    if name == "retry" and len(cells) > _MOST_RETRIED:
+        names = list(dict.fromkeys(cell.grid for cell in cells))
+    return shlex.join(["gpas", *name.split(), *names]) if name else ""

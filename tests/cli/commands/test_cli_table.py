@@ -11,7 +11,7 @@ from named_papers import numbers
 from schemas import json_schema
 from test_cli_schema import check
 
-from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
+from gpas_cli.cli.commands.table import PaperTablesJson
 
 AGAINST = "against: {gate: none}"
 
@@ -123,7 +123,6 @@ def test_a_network_that_dies_at_once_is_no_result_and_rerun_is_named(face: Face)
     said = " ".join(face("table", "small").out.split())
     assert "not finite" in said
     assert f"small/pre-s1 is no result: not finite in its first tenth: {cause}" in said
-    assert "gpas retry --done small/pre-s1" in face("table", "small", "--missing", expect=3).out
     shown = face("why", "pre-s1").out
     assert f"attempt 1: not finite: {cause}\n" in shown
     assert "it died in its first tenth; `gpas retry --done` trains it again" in shown
@@ -135,35 +134,6 @@ def test_a_network_that_dies_at_once_is_no_result_and_rerun_is_named(face: Face)
     for name in ("pre-s1", "pre-s2"):
         assert f"small/{name} is diverged; --done trains" in face("retry", name, expect=2).err
     assert [cell["action"] for cell in face("plan", "small", "--json").json["cells"]][:2] == ["diverged", "diverged"]
-
-
-def test_missing_names_the_holes_and_the_commands_that_fill_them(face: Face) -> None:
-    face.ended("pre-s1", "done", 4.5)
-    face.ended("pre-s2", "diverged")
-    face.ended("pre-gpas-s1", "failed", cause="no luck")
-    said = face("table", "small", "--missing", "--json", expect=3)
-    Draft202012Validator(json_schema(MissingJson, closed=True)).validate(said.json)
-    (table,) = said.json["tables"]
-    holes = {hole["row"]: [run["state"] for run in hole["runs"]] for hole in table["missing"]}
-    assert holes == {
-        "Pre-LN + GPAS": ["failed", "missing"],
-        "Post-LN": ["missing", "missing"],
-        "Post-LN + GPAS": ["missing", "missing"],
-    }
-    run, retry = table["commands"]
-    assert run["command"] == "gpas run grid small"
-    assert run["jobs"] == 5
-    assert run["core_hours"] > 0
-    assert (retry["command"], retry["jobs"]) == ("gpas retry small/pre-gpas-s1", 1)
-    text = face("table", "small", "--missing", expect=3).out
-    assert "Pre-LN + GPAS   toy     1 failed, 1 missing" in text
-    assert "gpas run grid small\n  5 cells: 5 new; 5 jobs to start, about " in text
-
-
-def test_a_table_without_holes(face: Face) -> None:
-    for entry in face.entries():
-        face.ended(entry.name, "done", 4.5)
-    assert "Every cell has its numbers." in face("table", "small", "--missing").out
 
 
 def test_a_grid_is_run_for_a_papers_table(face: Face) -> None:

@@ -25,7 +25,7 @@ from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import Table
-from gpas_cli.report.tables.table_place import Place, find_place, place_name, remedies, unfilled
+from gpas_cli.report.tables.table_place import Place, find_place, place_name, remedy
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
@@ -115,7 +115,6 @@ def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared
     lacking = paper_table(found, {}, missing)
     assert {row.cells[0].status for row in lacking.rows if row.key != unit.key} == {"unit missing"}
     title = ", ".join(filter(None, (unit.section, unit.title)))
-    assert [cell.row for cell in unfilled(lacking) if cell.column == table.columns[0].title] == [title]
     assert f"relative to the number of {title}; while it has none, unit missing" in note_of(lacking, "compared")
 
 
@@ -471,12 +470,19 @@ def test_other_names_are_not_those_of_table_cells(text: str) -> None:
 def test_each_state_without_a_number_has_its_command(state: str) -> None:
     states = (state, "missing", "interrupted", "not finite", "unrecorded", "queued", "running", "unsynced")
     cells = [SimpleNamespace(key=name, id=f"g/{name.split()[0]}", grid="g", axes={}) for name in states]
-    found: Any = list(remedies(zip(states, cells, strict=True), cells))  # type: ignore[arg-type]
-    assert [(command, [cell.key for cell in started]) for command, started in found] == [
-        ("gpas run grid g", ["missing", "interrupted"]),
-        (f"gpas retry g/{state}", [state]),
-        ("gpas retry --done g/not g/unrecorded", []),
-        ("gpas db sync", []),
+    commands = []
+    for first in range(len(states)):
+        left: Any = zip(states[first:], cells[first:], strict=True)
+        commands.append(remedy(left, cells))  # type: ignore[arg-type]
+    assert list(dict.fromkeys(commands)) == [
+        "gpas run grid g",
+        "gpas retry --done g/not g/unrecorded",
+        "gpas retry --done g/unrecorded",
+        "gpas db sync",
     ]
+    alone: Any = [(state, cells[0])]
+    assert remedy(alone, []) == f"gpas retry g/{state}"
+    under_way: Any = [("running", cells[6])]
+    assert remedy(under_way, []) == ""
     many = [(state, SimpleNamespace(key=str(n), id=f"g/{n}", grid="g")) for n in range(7)]
-    assert [command for command, _ in remedies(many, [])] == ["gpas retry g"]  # type: ignore[arg-type]
+    assert remedy(many, []) == "gpas retry g"  # type: ignore[arg-type]
