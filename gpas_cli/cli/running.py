@@ -122,7 +122,6 @@ def run_entries(
     options: RunOptions,
     *,
     dry_run: bool = False,
-    test_only: bool = False,
     retry: Collection[str] = (),
     words: Sequence[str] = (),
 ) -> None:
@@ -142,10 +141,6 @@ def run_entries(
         if STATE.as_json:
             print_json(document(planned))
         raise typer.Exit(planned.exit_code)
-    if test_only:
-        for text in scheduler.ask_start(here, planned.jobs):
-            say(text)
-        return
     say(f"{choice_note}\n{headline(planned)}" if choice_note else headline(planned))
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     submitted, summary = _run(scheduler, here, chosen, options, retry, words)

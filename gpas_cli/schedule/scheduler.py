@@ -264,10 +264,6 @@ class Scheduler(ClaimScheduler):
         """Return the lines that `gpas run --dry-run` prints about `jobs` in addition to the plan. Changes nothing."""
         return ()
 
-    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
-        raise GpasError("--test-only needs SLURM; add --executor slurm")
-
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
 

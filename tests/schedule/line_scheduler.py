@@ -19,7 +19,6 @@ from typing import Any
 from forking import Forked
 from launching import until
 
-from gpas_cli.errors import GpasError
 from gpas_cli.extension import Extension
 from gpas_cli.files import replace_file
 from gpas_cli.plan.machine import Machine, machine
@@ -73,9 +72,6 @@ class LineScheduler(Scheduler):
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         yield f"# a line of {len(jobs)}"
-
-    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        raise GpasError("a line does not know when its jobs start")
 
     def submit(self, request: RunRequest) -> LineRun:
         runs = request.project.runs

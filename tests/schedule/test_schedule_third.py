@@ -62,7 +62,6 @@ def states(face: Face) -> list[str]:
 def test_a_grid_runs_in_a_line(face: Face) -> None:
     (face.folder / "acts.json").write_text(json.dumps({"s1": "wait", "s2": "fail"}))
     assert "# a line of 3" in face("run", "grid", "toy", "--executor", "line", "--dry-run").out
-    assert "does not know when" in face("run", "grid", "toy", "--executor", "line", "--test-only", expect=2).err
     assert "a line of 3\n3 jobs submitted" in face("run", "grid", "toy", "--executor", "line").out
     until(lambda: states(face) == ["running", "queued", "queued"])
     assert "0 jobs submitted, 3 already queued or running" in face("run", "grid", "toy", "--executor", "line").out

@@ -45,9 +45,6 @@ def run_grid(
         ),
     ] = None,
     dry_run: shared.DryRun = False,
-    test_only: Annotated[
-        bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
-    ] = False,
     shrink: shared.Shrink = False,
     *,
     sinks: shared.Sinks,
@@ -80,14 +77,12 @@ def run_grid(
         chosen = cells_of_table(for_table, where)
     chosen = [sinks.added_to(entry) for entry in chosen]
     if shrink:
-        if test_only:
-            raise GpasError("--shrink starts its jobs; leave out --test-only")
         if dry_run:
             raise typer.Exit(
                 running.plan_shrunk(chosen, where, options.executor, running.words_of(names, where)).exit_code
             )
         _run_shrunk(chosen, where, options)
-    running.run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=running.words_of(names, where))
+    running.run_entries(chosen, options, dry_run=dry_run, words=running.words_of(names, where))
 
 
 def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: shared.RunOptions) -> NoReturn:

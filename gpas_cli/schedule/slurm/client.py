@@ -39,13 +39,11 @@ class SlurmError(GpasError):
         self.answered = answered
 
 
-def _environment(
-    environ: Mapping[str, str] = os.environ, drop: Collection[str] = (), times: str = "%s"
-) -> dict[str, str]:
+def _environment(environ: Mapping[str, str] = os.environ, drop: Collection[str] = ()) -> dict[str, str]:
     """Return `environ` without the variables of a surrounding job, a user's defaults for SLURM's programs, and `drop`.
 
     The URL of the database is left out too: sbatch passes the environment on to jobs, which never open the database and
-    need not know its password. `times` is the format in which the programs print times: by default unix seconds.
+    need not know its password. Times are printed as unix seconds.
     """
     kept = {
         name: value
@@ -53,20 +51,18 @@ def _environment(
         if name in _KEPT or not (name.startswith(_DROPPED) or name in drop)
     }
     # By default, long lists of array indices are cut and cannot be parsed, and the format of times varies by site.
-    return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": times}
+    return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 
 
-def run(
-    *words: str, patience: float = _TIMEOUT_SECONDS, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
-) -> str:
-    """Return the output of a command, with `errors` also its stderr. `drop` and `times`: as for `environment`.
+def run(*words: str, patience: float = _TIMEOUT_SECONDS, drop: Collection[str] = ()) -> str:
+    """Return the output of a command. `drop`: variables that it does not get.
 
     Raises SlurmError if the command is missing, fails or takes longer than `patience` seconds.
     """
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", timeout=patience,
-            env=_environment(drop=drop, times=times), stdin=subprocess.DEVNULL,
+            env=_environment(drop=drop), stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise SlurmError(f"{words[0]} is not on the PATH", answered=False) from error
@@ -74,7 +70,7 @@ def run(
         raise SlurmError(f"{words[0]} did not answer within {patience:.0f} s", answered=False) from error
     if done.returncode:
         raise _failure(words[0], done.stderr or done.stdout)
-    return done.stderr + done.stdout if errors else done.stdout
+    return done.stdout
 
 
 def _failure(program: str, said: str) -> SlurmError:

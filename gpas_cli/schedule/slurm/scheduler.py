@@ -3,7 +3,6 @@
 With --wait, it stays: it fills the queue as room permits and resubmits interrupted jobs until all have ended.
 """
 
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from gpas_cli.schedule.scheduler import (
     reason_of,
     summarise,
 )
-from gpas_cli.schedule.slurm import automatic, client, script
+from gpas_cli.schedule.slurm import automatic, client
 from gpas_cli.schedule.slurm.accounting import used_by_profile
 from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.job import Job
@@ -44,7 +43,7 @@ from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import stage_dir
 from gpas_cli.structure import to_mapping
-from gpas_cli.words import count, listed
+from gpas_cli.words import count
 
 _POLL_SECONDS = 5.0  # between two checks of the stages
 _RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
@@ -240,14 +239,3 @@ class SlurmScheduler(Scheduler):
         """Yield the sbatch text of every array that would be submitted."""
         for array, text in ArraySubmitter(RunRequest(project=project, entries=())).preview(jobs):
             yield f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}\n{text}"
-
-    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Yield when and where SLURM would start each array. Raises SlurmError with its reason for a refusal."""
-        for array, text in ArraySubmitter(RunRequest(project=project, entries=())).preview(jobs):
-            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
-            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-                file.write(alone)
-                file.flush()
-                drop = script.overriding(alone)
-                answer = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
-            yield f"{listed([job.id for job in array.jobs], 1)}: {answer.strip()}"

@@ -93,11 +93,6 @@ def test_options_of_a_profile_override_user_defaults(site: Site, monkeypatch: py
     assert {name for name in site.environment(2) if name.startswith("SBATCH_")} == {"SBATCH_PARTITION"}
 
 
-def test_expected_starts_are_readable_times(site: Site) -> None:
-    site.sbatch('echo "sbatch: Job 9 to start at $SLURM_TIME_FORMAT" >&2')
-    assert "to start at standard" in site.submit("--test-only").out
-
-
 CELL = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
 
 
