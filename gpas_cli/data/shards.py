@@ -43,8 +43,6 @@ LENGTH = np.dtype("<u4")
 # A shard ends with the document that reaches either bound: about 32 MB.
 _SHARD_DOCUMENTS = 65_536
 _SHARD_TOKENS = 16_777_216
-# The start of the message that another process holds the lock.
-WAITING = "waiting for another process"
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class TokenCache:
             """Return whether another process has built what is needed."""
             nonlocal announced
             if not announced:
-                notify(f"{WAITING} that is tokenising {self.source.title} {split}")
+                notify(f"waiting for another process that is tokenising {self.source.title} {split}")
             announced = True
             found, complete = self._present(split, enough)
             progress(sum_of(found))

@@ -2,7 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
@@ -12,13 +13,12 @@ import typer
 from rich.progress import track
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json, say, warn
+from gpas_cli.cli.console import console, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
-from gpas_cli.data.prepare import build, open_source, token_caches
+from gpas_cli.data.prepare import Need, build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, Totals, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import requirements
 from gpas_cli.errors import Exit, GpasError, closest, nearest
@@ -28,7 +28,7 @@ from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
 from gpas_cli.spec.data import TextDemand
 from gpas_cli.structure import FLAT, Document, DocumentJson
-from gpas_cli.words import byte_size, count, left_out
+from gpas_cli.words import byte_size, count, left_out, stopwatch
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
@@ -121,8 +121,8 @@ def prepare(
     wanted = requirements(cells)
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
-        with tokenise_view(console()) as view:
-            made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view)
+        with working("tokenising") as show:
+            made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), show)
     if as_json:
         print_json(PreparedJson(corpora=made))
         return
@@ -141,15 +141,21 @@ def prepare(
 
 
 def _prepare(
-    demand: TextDemand, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
+    demand: TextDemand, cache: Path, root: Path, splits: Sequence[str], workers: int, show: Callable[[str], None]
 ) -> list[_PreparedCorpusJson]:
     data = demand.data
-    caches = token_caches(data, demand.vocab, cache, root=root, notify=view.notice)
+    caches = token_caches(data, demand.vocab, cache, root=root, notify=show)
     for tokens in caches:
         tokens.describe()
         for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
-            view.notice(f"{stem} is damaged and is rebuilt")
-    shards = build(caches, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
+            say(f"{stem} is damaged and is rebuilt", soft_wrap=True)
+    began: dict[str, tuple[float, Totals]] = {}
+
+    def watch(split: str, need: Need | None, totals: Totals) -> None:
+        since, first = began.setdefault(split, (time.monotonic(), totals))
+        show(f"{split}: {pace(need, first, totals, time.monotonic() - since)}")
+
+    shards = build(caches, data, demand.rows, notify=show, splits=splits, workers=workers, watch=watch)
     totals = [{split: sum_of(own[split]) for split in splits} for own in shards]
     return [
         _PreparedCorpusJson(
@@ -158,6 +164,15 @@ def _prepare(
         )
         for name, tokens, part, own in zip(data.names, caches, data.parts, totals, strict=True)
     ]  # fmt: skip
+
+
+def pace(need: Need | None, first: Totals, now: Totals, seconds: float) -> str:
+    """Return the totals of a split as text, with the speed since `first`, `seconds` ago, and the time left if known."""
+    speed = f", {(now.tokens - first.tokens) / seconds:,.0f} tokens/s" if seconds else ""
+    left = ""
+    if need and (done := need.of(now) - need.of(first)) > 0:
+        left = f", {stopwatch(max(0, need.amount - need.of(now)) * seconds / done)} left"
+    return f"{now.documents:,} documents, {now.tokens:,} tokens{speed}{left}"
 
 
 def _splits_json(splits: Mapping[str, Totals]) -> dict[str, _TotalsJson]:

@@ -1,4 +1,4 @@
-"""The progress of runs and of tokenising: on a terminal tables that are redrawn in place, plain lines when piped.
+"""The progress of runs: on a terminal tables that are redrawn in place, plain lines when piped.
 
 Also what a command that only submits jobs prints, and the results so far of a running grid.
 """
@@ -10,12 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as Bars
 from rich.text import Text
 
 from gpas_cli.cli.console import say
@@ -37,10 +34,6 @@ from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, fixed, stopwatch
-
-if TYPE_CHECKING:  # numpy, which `gpas status` does without
-    from gpas_cli.data.prepare import Need
-    from gpas_cli.data.shards import Totals
 
 _PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
 
@@ -230,59 +223,6 @@ def view(snapshot: RunSnapshot, seen: list[Progress], elapsed: float) -> Rendera
     return Group(
         *(Text(line, style="cyan") for line in lines or [_waiting(snapshot)]), Text(_headline(snapshot, elapsed))
     )
-
-
-def pace(need: Need | None, first: Totals, now: Totals, seconds: float) -> str:
-    """Return the totals of a split as text, with the speed since `first`, `seconds` ago, and the time left if known."""
-    speed = f", {(now.tokens - first.tokens) / seconds:,.0f} tokens/s" if seconds else ""
-    left = ""
-    if need and (done := need.of(now) - need.of(first)) > 0:
-        left = f", {stopwatch(max(0, need.amount - need.of(now)) * seconds / done)} left"
-    return f"{now.documents:,} documents, {now.tokens:,} tokens{speed}{left}"
-
-
-class TokeniseView:
-    """A `Watch` for `gpas_cli.data.prepare.build`: `bars` on a terminal, else a line every 30 seconds."""
-
-    def __init__(self, console: Console, bars: Bars | None):
-        self.console = console
-        self.bars = bars
-        self._first: dict[str, tuple[float, Totals]] = {}
-        self._tasks: dict[str, TaskID] = {}
-        self._lines = Period(_PLAIN_SECONDS, at_once=False)
-
-    def notice(self, message: str) -> None:
-        """Print that something takes time and has no progress to show."""
-        self.console.print(message)
-
-    def note(self, message: str) -> None:
-        """Print a builder's message that another process builds the split; bars and lines show the other messages."""
-        from gpas_cli.data.shards import WAITING
-
-        if message.startswith(WAITING):
-            self.notice(message)
-
-    def watch(self, split: str, need: Need | None, totals: Totals) -> None:
-        """Show the totals of a split."""
-        now = time.monotonic()
-        began, first = self._first.setdefault(split, (now, totals))
-        words = pace(need, first, totals, now - began)
-        if self.bars is None:
-            if self._lines.is_over():
-                self.console.print(f"{split}: {words}")
-            return
-        if split not in self._tasks:
-            # Without a total, the bar only shows activity.
-            self._tasks[split] = self.bars.add_task(split, total=need.amount if need else None, words="")
-        self.bars.update(self._tasks[split], completed=need.of(totals) if need else 0, words=words)
-
-
-@contextmanager
-def tokenise_view(console: Console) -> Iterator[TokeniseView]:
-    """Yield a view of tokenising for `console`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
-    with Bars(*columns, console=console, transient=True) if console.is_terminal else nullcontext() as bars:
-        yield TokeniseView(console, bars)
 
 
 class Notices(Reporter):

@@ -7,16 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import psutil
 import pytest
 from face import Face
 from face import gpas as run
-from rich.console import Console
 
-from gpas_cli.cli.views.progress import pace, tokenise_view
+from gpas_cli.cli.commands.data import pace
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import requirements
@@ -228,18 +226,6 @@ def test_the_pace_of_tokenising() -> None:
     assert pace(Need("documents", 1000), first, now, 10.0) == "300 documents, 60,000 tokens, 4,000 tokens/s, 0:35 left"
     assert pace(Need("documents", 1000), first, first, 0.0) == "100 documents, 20,000 tokens"
     assert pace(None, Totals(), Totals(10, 1000), 10.0) == "10 documents, 1,000 tokens, 100 tokens/s"
-
-
-def test_the_bar_on_a_terminal() -> None:
-    out = StringIO()
-    with tokenise_view(Console(file=out, force_terminal=True, width=120)) as board:
-        board.notice("training a tokenizer")
-        for documents in (0, 50, 100):
-            board.watch("train", Need("documents", 100), Totals(documents, 10 * documents))
-        board.watch("validation", None, Totals(7, 70))
-    assert "training a tokenizer" in out.getvalue()
-    assert "100 documents, 1,000 tokens" in out.getvalue()
-    assert "7 documents, 70 tokens" in out.getvalue()
 
 
 def test_a_task_with_almost_the_name_of_a_known_one_is_noted(face: Face) -> None:
