@@ -65,9 +65,6 @@ class Machine(Protocol):
         """Return whether a job asks for more GPUs than there are."""
         return False
 
-    def seen(self) -> str:
-        """Return how many GPUs there are: "none can be seen on HOST"."""
-
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of GPU; None if there is none or it is unknown."""
         return None
@@ -104,13 +101,11 @@ class ThisMachine(Machine):
         asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
-        return f"{who} asks for {asked}, but {self.seen()}" if self.too_few(resources) else ""
+        seen = f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
+        return f"{who} asks for {asked}, but {seen}" if self.too_few(resources) else ""
 
     def too_few(self, resources: Resources) -> bool:
         return resources.gpus > len(self.gpus)
-
-    def seen(self) -> str:
-        return f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of the first GPU; None if there is none, or only a part of one (MIG)."""
@@ -126,9 +121,6 @@ class Cluster(Machine):
 
     def needs(self, resources: Resources) -> int:
         return resources.gpus or resources.threads
-
-    def seen(self) -> str:
-        return "the scheduler knows how many there are"
 
 
 @final
@@ -154,13 +146,10 @@ class NamedGpus(Machine):
         return max(1, resources.gpus)
 
     def check(self, resources: Resources, who: str) -> str:
-        return f"{who} asks for {resources.gpus} GPUs, but {self.seen()}" if self.too_few(resources) else ""
+        return f"{who} asks for {resources.gpus} GPUs, but --gpu names {self.number}" if self.too_few(resources) else ""
 
     def too_few(self, resources: Resources) -> bool:
         return bool(self.number) and resources.gpus > self.number
-
-    def seen(self) -> str:
-        return f"--gpu names {self.number}"
 
     def gpu_kind(self) -> GpuKind:
         return GpuKind(self.name, GPUS[self.name].memory * 10**9)

@@ -42,14 +42,6 @@ from gpas_cli.words import count, verb
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why a machine cannot complete a cell. `gpus`: the number that a job asks for if the machine has fewer, else 0."""
-
-    reason: str
-    gpus: int = 0
-
-
-@dataclass(frozen=True)
 class PlanRow:
     """One cell of a plan.
 
@@ -62,7 +54,7 @@ class PlanRow:
     action: str
     detail: str
     will_run: bool
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     @property
     def entry(self) -> Entry:
@@ -235,13 +227,13 @@ def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection
 
 
 def _row(
-    state: CellStatus, jobs: Mapping[str, StageJob], resume: Mapping[str, int], refusal: Refusal, texts: Texts
+    state: CellStatus, jobs: Mapping[str, StageJob], resume: Mapping[str, int], refusal: str, texts: Texts
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry
-    refusals = tuple(one for one in (refusal, Refusal(texts.missing(entry.cell))) if one.reason)
+    refusals = tuple(filter(None, (refusal, texts.missing(entry.cell))))
     if refusals and state.state not in ("done", "diverged"):
-        return PlanRow(state, "invalid", "; ".join(one.reason for one in refusals), bool(mine), refusals)
+        return PlanRow(state, "invalid", "; ".join(refusals), bool(mine), refusals)
     action = "new" if state.state == "missing" else state.state
     return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
 
@@ -251,14 +243,10 @@ def _refusal(machine: Machine, resources: Resources, kind: str) -> str:
     return machine.check(resources, "the job" if kind == PRETRAIN else f"the job of {kind}")
 
 
-def _first_refusal(machine: Machine, entry: Entry, seen: Mapping[str, StageStatus]) -> Refusal:
-    """Return the refusal of the first stage without a result that can never run; an empty one if there is none."""
-    for stage in entry.cell.stages:
-        resources = entry.resources_of(stage)
-        missing = stage.key in seen and seen[stage.key].state not in RESULTS
-        if missing and (reason := _refusal(machine, resources, stage.kind)):
-            return Refusal(reason, resources.gpus if machine.too_few(resources) else 0)
-    return Refusal("")
+def _first_refusal(machine: Machine, entry: Entry, seen: Mapping[str, StageStatus]) -> str:
+    """Return why the first stage without a result that can never run cannot; "" if there is none."""
+    open_stages = (s for s in entry.cell.stages if s.key in seen and seen[s.key].state not in RESULTS)
+    return next(filter(None, (_refusal(machine, entry.resources_of(stage), stage.kind) for stage in open_stages)), "")
 
 
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:

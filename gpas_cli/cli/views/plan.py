@@ -19,7 +19,7 @@ from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
-from gpas_cli.plan.plan import Plan, PlanRow, Refusal
+from gpas_cli.plan.plan import Plan, PlanRow
 from gpas_cli.plan.trunks import saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
@@ -273,20 +273,10 @@ def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableTyp
 
 
 def refusals(planned: Plan) -> list[str]:
-    """Return why cells cannot run here: first those that need more GPUs, then each other reason once."""
-    short = [refusal for row in planned.rows for refusal in row.refusals if refusal.gpus]
-    others = Counter(refusal.reason for row in planned.rows for refusal in row.refusals if not refusal.gpus)
-    lines = [f"{count(len(short), 'cell')} cannot run here: {_too_few(planned, short)}"] if short else []
-    lines += [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in others.items()]
+    """Return why cells cannot run here, each reason once."""
+    reasons = Counter(reason for row in planned.rows for reason in row.refusals)
+    lines = [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in reasons.items()]
     return [*lines, *planned.overflows]
-
-
-def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
-    if len({refusal.reason for refusal in refusals}) == 1:
-        return refusals[0].reason
-    *first, last = sorted({refusal.gpus for refusal in refusals})
-    numbers = f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
-    return f"their jobs ask for {numbers} GPUs, but {planned.machine.seen()}"
 
 
 def _texts(planned: Plan) -> Iterator[str]:
