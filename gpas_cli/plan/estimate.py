@@ -14,12 +14,11 @@ from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Started, Step
-from gpas_cli.plan.machine import Machine, ThisMachine
+from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.cost import computed_flops, whole_flops_per_token
 from gpas_cli.spec.depth import FULL
-from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.journal import decoded, read_bytes, tail
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
@@ -228,13 +227,6 @@ def _seconds_per_step(attempt: AttemptDir) -> float | None:
     ]
     times = [seconds for seconds in times if 0 < seconds < 1e6]
     return statistics.median(times) if times else None
-
-
-def cpu_seconds(cell: Cell, machine: ThisMachine, resources: Resources) -> float:
-    """Return about how long one process's part of an update of `cell` takes on this machine's CPU."""
-    tokens = cell.optim.share(resources.processes) * cell.data.length
-    flops = _ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process)
-    return tokens * whole_flops_per_token(cell) / flops
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.options import AsJson, Names, Where
@@ -53,8 +51,7 @@ def bench(
 
     Measures one cell of each shape (size, rows, batch, precision) on one slot with synthetic text, and trains nothing;
     `gpas plan` bases its estimates on the result. For a cell that asks for several GPUs, one process is
-    measured with its share of the rows, without communication. Without a GPU, a measurement that would take far longer
-    than --seconds is refused.
+    measured with its share of the rows, without communication.
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
@@ -69,7 +66,7 @@ def bench(
         say(render(found))
 
 
-def render(found: list[Bench]) -> RenderableType:
+def render(found: list[Bench]) -> Columns:
     """Return a table with a row per shape."""
     rows: list[dict[str, Cell]] = [
         {
@@ -80,14 +77,4 @@ def render(found: list[Bench]) -> RenderableType:
         }
         for one in found
     ]  # fmt: skip
-    return Group(Columns.of(rows), *(Text(line, style="dim") for line in map(_share, found) if line))
-
-
-def _share(one: Bench) -> str:
-    """Return a note if only one of several processes of the job was measured, else ""."""
-    processes = one.facts["processes"]
-    if processes == 1:
-        return ""
-    optim = one.job.cell.optim
-    rows = f"{optim.share(processes)} of {optim.batch} rows of each update"
-    return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds of one device"
+    return Columns.of(rows)

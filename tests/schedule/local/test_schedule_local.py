@@ -1,6 +1,5 @@
 """The local scheduler with real processes: outcomes, order, slots, failures, and the measurements of gpas bench."""
 
-import io
 import os
 import sys
 import threading
@@ -28,7 +27,6 @@ from launching import (
     until,
     working,
 )
-from rich.console import Console
 
 from gpas_cli.cli.commands.bench import render
 from gpas_cli.errors import GpasError
@@ -399,24 +397,10 @@ def test_of_several_processes_one_is_measured(here: Project) -> None:
         "4 of 4 jobs: the speed of one of their processes, measured without the others' communication",
     )
     assert estimate.core_hours == pytest.approx(2 * estimate.tokens / facts["positions_per_second"] / 3600)
-    shown = Console(width=200, file=io.StringIO())
-    shown.print(render([found]))
-    assert "tiny/s1: one of its 2 processes, 4 of 8 rows of each update; no communication" in shown.file.getvalue()
+    assert "tiny/s1" in str(render([found]).rows)
 
 
 def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
     with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
         list(bench(here, chosen(here), 0.1))
-
-
-def test_a_measurement_that_would_take_too_long_is_refused(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
-    monkeypatch.setattr(room, "machine", lambda: ThisMachine(gpus=(), cores=(0, 1)))
-    large = GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b")
-    here.config.write_text(large.replace("axes:", "resources: {gpus: 0, cpus: 1}\n    axes:"))
-    slow = chosen(here)
-    with pytest.raises(GpasError, match=r"tiny/s1: 5 updates take about 16 min .*asks for 0\.1\nmeasure smaller"):
-        list(bench(here, slow, 0.1))
-    with pytest.raises(GpasError, match="it began"):
-        list(bench(here, slow, 10_000))
