@@ -129,8 +129,6 @@ def list_path(environ: Mapping[str, str] = os.environ) -> Path:
 def listed(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the folders of the user's list in the order in which they were added."""
     path = list_path(environ)
-    if not os.path.exists(path):  # noqa: PTH110  (a home may be unreadable); where earlier versions wrote it
-        path = path.parent.with_name("gpas_cli") / path.name
     try:
         if _fault(path.parent) or _fault(path):
             return []

@@ -3,19 +3,17 @@
 import fcntl
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from gpas_cli import file_systems, files
+from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.load import Check
@@ -29,7 +27,6 @@ from gpas_cli.trust import trusted_folders
 from gpas_cli.words import byte_size, count, grouped, listed
 
 _MIN_FREE_BYTES = 2e9
-_PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
 
 
 def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
@@ -48,7 +45,6 @@ def examine(project: Project, *, nodes: bool = False, check: Check | None = None
     yield _disk(project)
     yield from _files(project)
     yield _database(project)
-    yield from _secrets(project)
 
 
 def _python() -> Finding:
@@ -186,17 +182,3 @@ def _database(project: Project) -> Finding:
     except GpasError as error:
         return Finding("database", "problem", str(error), "see `gpas db --help`")
     return Finding("database", "ok", session.name_of(project.database))
-
-
-def _secrets(project: Project) -> Iterator[Finding]:
-    """Yield a finding if an earlier version wrote the database's password into submissions, which others may read."""
-    exposed = []
-    for record in project.runs.glob(".slurm/*/submission.json"):
-        with suppress(OSError):
-            if _PASSWORD.search(files.read_regular(record)[0]):
-                exposed.append(str(record.parent))
-    if exposed:
-        where = listed(exposed, 1)
-        detail = f"the database's password is in {where}, written by an earlier version of gpas"
-        remedy = "change the password, and delete these folders once their jobs have ended"
-        yield Finding("secrets", "problem", detail, remedy)

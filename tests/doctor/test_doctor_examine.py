@@ -1,6 +1,5 @@
 """What the doctor finds on this machine and in a project, and the remedy it names."""
 
-import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,25 +49,6 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
     (finding,) = examine._schedulers(project, nodes=False)
     assert finding.status == "note"
     assert finding.detail == "jobs run on this machine: sbatch did not answer within 30 s"
-
-
-def test_a_password_that_an_earlier_version_left_in_submissions_is_found(project: Project, tmp_path: Path) -> None:
-    urls = {
-        "old": "postgresql+psycopg://gpas:hunter2@db:5432/results",
-        "local": f"sqlite:///{tmp_path}/gpas.db",
-        "without": "postgresql://gpas@db/results",
-    }
-    for name, url in urls.items():
-        folder = project.runs / ".slurm" / name
-        folder.mkdir(parents=True)
-        (folder / "submission.json").write_text(json.dumps({"project": {"cache": "/c", "database": url}}, indent=1))
-    (finding,) = examine._secrets(project)
-    assert finding.status == "problem"
-    assert f"{project.runs}/.slurm/old, written by an earlier version" in finding.detail
-    assert "hunter2" not in finding.detail
-    assert "change the password" in finding.remedy
-    (project.runs / ".slurm/old/submission.json").unlink()
-    assert list(examine._secrets(project)) == []
 
 
 @pytest.mark.parametrize(
