@@ -28,7 +28,6 @@ from gpas_cli.data import stdlib
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
-from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
 from gpas_cli.grid.variant import SEPARATOR, changes, one_seed, shrink
 from gpas_cli.plan.plan import Plan
@@ -60,19 +59,6 @@ def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] =
     here = project()
     prepare = partial(scheduler.prepare, here)
     return make_plan(here.runs, chosen, retry=retry, machine=scheduler.machine(), project=here, prepare=prepare)
-
-
-def print_site(chosen: list[Entry]) -> None:
-    """Print which resources of the cells' jobs come from the site's profile, if there is one."""
-    site = experiments().site
-    names = {
-        name: None
-        for entry in (chosen if site else ())
-        for stage in entry.cell.stages
-        for name, _ in from_site(site, entry.axes.get("size"), stage.kind, entry.resources_of(stage))
-    }
-    if names:
-        say(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)
 
 
 def plan_shrunk(
@@ -135,7 +121,6 @@ def run_entries(
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
         say(render(planned, asked=words))
-        print_site(chosen)
         for text in scheduler.preview(here, planned.jobs):
             say(text)
         if STATE.as_json:

@@ -39,7 +39,6 @@ def test_a_project_overrides_the_site_setting_by_setting_and_keys_stay(face: Fac
     text = (face.folder / "experiments.yaml").read_text()
     face.declare(f"{text}resources: {{all: {{partition: short, mem: 4G}}}}\n")
     again = explained(face)
-    assert f"from the site's profile, {site}: account, setup, cpus" in face("plan", "small").out
     assert isinstance(again["resources"], dict)
     assert {name: again["resources"][name] for name in ("partition", "account", "mem", "cpus")} == {
         "partition": "short", "account": "proj", "mem": "4G", "cpus": 2

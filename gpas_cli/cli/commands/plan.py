@@ -6,7 +6,7 @@ import typer
 
 from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Shrink, Where, offer_list
-from gpas_cli.cli.running import plan_for, plan_shrunk, print_site, words_of
+from gpas_cli.cli.running import plan_for, plan_shrunk, words_of
 from gpas_cli.cli.selection import entries, experiments, project, split_settings, varied_entries, without_runs
 from gpas_cli.cli.views.plan import document, render
 from gpas_cli.errors import GpasError
@@ -68,7 +68,6 @@ def plan(
         print_json(document(planned, price))
     else:
         say(render(planned, price, cells=cells or None, asked=words_of(names, where)))
-        print_site(chosen)
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
