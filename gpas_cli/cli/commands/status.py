@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
@@ -37,7 +40,6 @@ from gpas_cli.cli.views.states import (
     once,
     totals,
 )
-from gpas_cli.cli.watch import watch
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import counted
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
@@ -52,6 +54,7 @@ _LISTED_WHOLE = 200  # cells of a single grid up to which `gpas status` without 
 _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 _OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
+_REFRESH_SECONDS = 2.0  # of --watch
 _LEAST = 3  # cells that are listed even on a small screen
 
 # The states in the order in which cells are listed: what needs attention comes first.
@@ -191,10 +194,13 @@ def _watch_activity(observe: Callable[[], Sequence[CellStatus]]) -> None:
     def drawn(height: int) -> RenderableType:
         return activity_view(_meter(project().runs).activity(observe()), height)
 
-    if console().is_terminal:
-        watch(lambda: drawn(console().height))
-    else:
+    if not console().is_terminal:
         say(drawn(10**6))
+        return
+    with Live(console=console(), screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            live.update(drawn(console().height), refresh=True)
+            time.sleep(_REFRESH_SECONDS)
 
 
 def _rest(hidden: Sequence[CellStatus]) -> str:
