@@ -13,11 +13,10 @@ JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", w
 import errno
 import json
 import os
-import re
 import time
 import weakref
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,7 +45,6 @@ PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a
 _EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 _HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
-_KIND = re.compile(rb'[0-9a-f]{8} \{"n":\d+,"t":[^,]+,"kind":"(\w+)"')
 _COUNTING = (Step, Scoring, Outcome)
 # Rare events, which are fsynced so that other hosts see them at once.
 _SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
@@ -260,29 +258,6 @@ def raw_tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None 
 def lines_in(raw: Iterable[bytes]) -> list[Line]:
     """Return the lines, without damaged ones."""
     return [Line(values) for line in raw if (values := decode(line)) is not None]
-
-
-def lines_of(path: Path, kinds: Collection[str]) -> Iterator[Line]:
-    """Yield the lines of these kinds, and the last line of the journal whatever its kind; no other line is decoded.
-
-    A line before one of the kind "start" is yielded too: it is the last one of an earlier process. A missing file has
-    no lines. Raises OSError if it cannot be read.
-    """
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return
-    before = b""
-    with file:
-        for line in file:
-            found = _KIND.match(line)
-            kind = found[1].decode() if found else ""
-            if before and kind == "start":
-                yield from lines_in([before.removesuffix(b"\n")])
-            before = b"" if kind in kinds else line
-            if kind in kinds:
-                yield from lines_in([line.removesuffix(b"\n")])
-    yield from lines_in([before.removesuffix(b"\n")])
 
 
 def encode(values: Mapping[str, Any]) -> bytes:

@@ -353,14 +353,6 @@ def test_the_writer_imports_little() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_lines_of_chosen_kinds_come_with_the_last_line_of_each_process(tmp_path: Path) -> None:
-    kinds = ("start", "step", "evaluation", "step", "start", "evaluation", "step", "step")
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b"".join(encode({"n": n, "t": 1.5, "kind": kind}) for n, kind in enumerate(kinds)))
-    assert [line.values["n"] for line in module.lines_of(path, {"evaluation"})] == [2, 3, 5, 7]
-    assert list(module.lines_of(tmp_path / "none.jsonl", {"evaluation"})) == []
-
-
 def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = [("start", 0), *(("step", i) for i in range(1, 50)), ("spike", 50), ("step", 51), ("outcome", 52)]
