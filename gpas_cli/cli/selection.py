@@ -92,10 +92,10 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
         return find_preferring(experiments().default, declared, name)
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
-        catalogue = experiments().catalogue
-        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue)
+        runs, catalogue = project().runs, experiments().catalogue
+        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(runs, name, catalogue)
         if not recorded and SEPARATOR in name:
-            recorded = undeclared(project().runs, declared, catalogue)
+            recorded = undeclared(runs, declared, catalogue)
         if not recorded and name in experiments().grids:
             cells = [entry.name for entry in declared if entry.grid == name]
             raise UnknownCell(f"'{name}' is a grid; name one of its cells: {listed(cells, 4)}") from None

@@ -1,11 +1,11 @@
-"""Cells in the run directories and the database that no grid declares.
+"""Cells in the run directories that no grid declares.
 
 Such cells exist after a grid was edited, or a cell was varied on the command line. They are read from their attempts,
-from the submissions that claim them, or from the database.
+or from the submissions that claim them.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,6 @@ from gpas_cli.errors import GpasError, StoreError, UnknownCell
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.select import MIN_PREFIX_DIGITS
 from gpas_cli.plan.stage_jobs import stage_jobs, stage_keys
-from gpas_cli.project import Project
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import EXTERNAL, TOKENISE
@@ -47,8 +46,8 @@ def undeclared(
     return _distinct(found)
 
 
-def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]:
-    """Return the cells with a stage whose key begins with `prefix`, from the run directories or else from the database.
+def with_key(runs: Path, prefix: str, catalogue: Catalogue) -> list[Entry]:
+    """Return the cells with a stage under `runs` whose key begins with `prefix`.
 
     The list is empty if `prefix` is not a key or a prefix of at least MIN_PREFIX_DIGITS digits. Raises UnknownCell if
     there is such a stage and its cell cannot be read.
@@ -56,10 +55,9 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     prefix = prefix.lower()
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX_DIGITS},16}}", prefix):
         return []
-    keys = [key for key in all_keys(project.runs) if key.startswith(prefix)]
-    view = SchedulerView(project.runs)
+    keys = [key for key in all_keys(runs) if key.startswith(prefix)]
+    view = SchedulerView(runs)
     recorded = {key: facts_of(view, key) for key in keys}
-    recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
     of_cells = {key: facts for key, facts in recorded.items() if _of_cell(facts)}
     return _distinct(_read(facts, key, catalogue) for key, facts in of_cells.items())
 
@@ -67,21 +65,6 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
 def _of_cell(facts: Mapping[str, Any]) -> bool:
     """Return whether a stage belongs to a cell, and neither prepares a text nor comes from `gpas evaluate`."""
     return facts.get("stage") not in (TOKENISE, EXTERNAL) and facts.get("grid") != EXTERNAL
-
-
-def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:
-    """Yield the facts of the newest attempts at stages whose keys begin with `prefix`; nothing without a database."""
-    from gpas_cli.store import session
-    from gpas_cli.store.ingest import newest_facts
-
-    try:
-        engine = session.connect(project.database, create=False)
-    except GpasError:
-        return
-    try:
-        yield from newest_facts(engine, prefix)
-    finally:
-        engine.dispose()
 
 
 def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from sqlalchemy import Engine, bindparam, select, update
 
@@ -24,7 +24,7 @@ from gpas_cli.store import owner, rundir, session
 from gpas_cli.store.attempt_rows import Stored, Unreadable, forget_attempt, journal_stat, read_lines, store_attempt
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.schema import AttemptRow, StageRow
+from gpas_cli.store.schema import AttemptRow
 
 _KEY_DIGITS = 16
 TRANSACTION_BYTES = 16 << 20  # of a journal, about 80,000 events: other writers wait a second or two, not minutes
@@ -84,22 +84,6 @@ def _ingest(engine: Engine, attempt: AttemptDir) -> Ingested:
         complete = stored.complete
         done += replace(counted(stored), attempts=int(stored.changed and not done.attempts))
     return done
-
-
-def newest_facts(engine: Engine, prefix: str) -> list[dict[str, Any]]:
-    """Return what the newest attempt at each stage whose key begins with `prefix` was to run.
-
-    The facts are {key, stage, cell, grid, name, axes}.
-    """
-    stage, attempt = StageRow, AttemptRow
-    statement = (
-        select(stage.key, stage.kind.label("stage"), stage.cell, attempt.grid, attempt.name, attempt.axes)
-        .join(attempt, attempt.stage_key == stage.key)
-        .where(stage.key.startswith(prefix, autoescape=True))
-        .order_by(stage.key, attempt.number)
-    )
-    with engine.connect() as connection:
-        return list({row["key"]: dict(row) for row in connection.execute(statement).mappings()}.values())
 
 
 def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[tuple[str, str]]:

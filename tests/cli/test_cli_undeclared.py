@@ -1,7 +1,6 @@
 """A grid was edited: its old cells stay within reach by their keys, and are listed where it is asked for."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -57,15 +56,6 @@ def test_a_key_draws_its_curves(project: Face) -> None:
     key = project.old["gpas-s1"]
     assert project("figure", key[:8], "--what", "loss", "--out", "curve", "--json").json["cells"] == ["tiny/gpas-s1"]
     assert (project.folder / "curve.svg").exists()
-
-
-def test_a_key_that_only_the_database_has_is_explained(project: Face) -> None:
-    project("db", "sync")
-    key = project.old["gpas-s1"]
-    shutil.rmtree(stage_dir(project.runs, key))
-    why = project("why", key[:8]).out
-    assert "perplexity 103" in why
-    assert "its run directory is gone" in why
 
 
 def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Face) -> None:
