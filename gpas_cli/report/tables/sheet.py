@@ -1,8 +1,7 @@
 """A table as text: what every text format draws, from a header, lines and notes; as drawn in a terminal and in LaTeX.
 
-`fit` chooses how its columns fit into a width: with less padding, with wrapped headers, or in several blocks. Text is
-never truncated. Widths are in characters. In LaTeX, it is a `table` environment with booktabs' rules; one that is wider
-than a line is scaled down.
+In a terminal, columns that do not fit have less padding, wrapped headers, or further blocks. Text is never truncated.
+In LaTeX, it is a `table` environment with booktabs' rules; one that is wider than a line is scaled down.
 """
 
 import re
@@ -121,7 +120,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Spacing:
+class _Spacing:
     """The space between two columns, and at both ends of a line together. `wrapped`: headers take several lines."""
 
     gap: int
@@ -129,42 +128,31 @@ class Spacing:
     wrapped: bool = False
 
 
-@dataclass(frozen=True)
-class _ColumnLayout:
-    """The indices of the columns in each block of the table; column 0 comes first in each of them."""
-
-    spacing: Spacing
-    blocks: tuple[tuple[int, ...], ...]
+_SPACINGS = (_Spacing(3, edges=2), _Spacing(2), _Spacing(2, wrapped=True))
+_Blocks = tuple[tuple[int, ...], ...]  # the columns of each block of a table; column 0 comes first in each of them
 
 
-def fit(
-    groups: Sequence[Sequence[int]],
-    widths: Sequence[float],
-    wrapped_widths: Sequence[float],
-    room: float,
-    spacings: Sequence[Spacing],
-) -> _ColumnLayout:
+def _fitted(groups: Sequence[Sequence[int]], lines: Sequence[Sequence[Text]], room: int) -> tuple[_Spacing, _Blocks]:
     """Return the layout with the fewest blocks; among equals, the one with the first spacing at which all of them fit.
 
-    groups: columns to keep together where possible; all but column 0. widths: of each column; wrapped_widths: the same
-    with wrapped headers. A column that does not fit beside column 0 gets a separate block, wider than `room`.
+    groups: columns to keep together where possible; all but column 0. A column that does not fit beside column 0 gets
+    a separate block, wider than `room`.
     """
-    sizes = [wrapped_widths if spacing.wrapped else widths for spacing in spacings]
-    layouts = [_ColumnLayout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
-    costs = [
-        (len(layout.blocks), max(0, *(_width(block, w, layout.spacing) - room for block in layout.blocks)))
-        for layout, w in zip(layouts, sizes, strict=True)
-    ]
-    return layouts[costs.index(min(costs))]
+    found = []
+    for spacing in _SPACINGS:
+        widths = _wrapped_widths(lines) if spacing.wrapped else _widths(lines)
+        blocks = _split(groups, widths, room, spacing)
+        over = max(0, *(_width(block, widths, spacing) - room for block in blocks))
+        found.append((len(blocks), over, spacing, blocks))
+    _, _, spacing, blocks = min(found, key=lambda one: one[:2])
+    return spacing, blocks
 
 
-def _width(block: Sequence[int], widths: Sequence[float], spacing: Spacing) -> float:
+def _width(block: Sequence[int], widths: Sequence[int], spacing: _Spacing) -> int:
     return spacing.edges + spacing.gap * (len(block) - 1) + sum(widths[i] for i in block)
 
 
-def _split(
-    groups: Sequence[Sequence[int]], widths: Sequence[float], room: float, spacing: Spacing
-) -> tuple[tuple[int, ...], ...]:
+def _split(groups: Sequence[Sequence[int]], widths: Sequence[int], room: int, spacing: _Spacing) -> _Blocks:
     blocks: list[tuple[int, ...]] = [] if groups else [(0,)]
     for group in groups:
         # A group too wide for one block is split.
@@ -180,7 +168,6 @@ def _split(
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
 _STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
 _AROUND = 4  # lines of a table in a terminal besides its texts: title, rule, and two that are empty
-_SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
 _NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
 
 
@@ -198,10 +185,10 @@ class Drawn:
         sheet = self.sheet
         lines = [[Text.from_ansi(text) for text in line] for line in sheet.texts(_STYLE)]
         yield Text(one_line(sheet.title), style="italic")
-        layout = fit(sheet.groups, _widths(lines), _wrapped_widths(lines), options.max_width, _SPACINGS)
-        for block in layout.blocks:
+        spacing, blocks = _fitted(sheet.groups, lines, options.max_width)
+        for block in blocks:
             part = [[line[i] for i in block] for line in lines]
-            yield _draw(part, layout.spacing, options.max_width, sheet.rules)
+            yield _draw(part, spacing, options.max_width, sheet.rules)
         shown = sheet.with_notes(self.notes, options.max_width).notes
         if shown:
             yield _notes(shown)
@@ -232,7 +219,7 @@ def _notes(notes: Sequence[Note]) -> RenderableType:
     return drawn
 
 
-def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, rules: frozenset[int]) -> RichTable:
+def _draw(lines: Sequence[Sequence[Text]], spacing: _Spacing, room: int, rules: frozenset[int]) -> RichTable:
     """Return one block, at most `room` wide; if a single column is too wide, labels and then numbers are wrapped.
 
     rules: the lines, counted from 1 for the first after the header, that have a rule above.
