@@ -20,11 +20,10 @@ from gpas_cli.grid.load import Check
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.schedule.scheduler import Finding, scheduler_named
-from gpas_cli.spec.model import remark
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.view import scheduler_names
 from gpas_cli.trust import trusted_folders
-from gpas_cli.words import byte_size, count, grouped, listed
+from gpas_cli.words import byte_size, count
 
 _MIN_FREE_BYTES = 2e9
 
@@ -131,14 +130,6 @@ def _experiments(project: Project, check: Check | None) -> Iterator[Finding]:
         yield Finding("experiments", "problem", str(error), "correct the file")
         return
     yield Finding("experiments", "ok", f"{project.config}: {count(grids, 'grid')}, {counted(cells)}")
-    yield from _shortcuts(cells)
-
-
-def _shortcuts(cells: list[Entry]) -> Iterator[Finding]:
-    """Yield a note for each kind of embedding whose initial scale is not what the names of its settings suggest."""
-    by_remark = grouped((text, entry.id) for entry in cells if (text := remark(entry.cell.model)))
-    for text, names in by_remark.items():
-        yield Finding("embeddings", "note", f"{listed(names, 1)}: {text}", "`gpas explain CELL` shows the initial std")
 
 
 def _declared(project: Project, check: Check | None = None) -> tuple[int, list[Entry]]:

@@ -130,13 +130,3 @@ def test_the_database_is_opened(project: Project, tmp_path: Path) -> None:
     found = examine._database(project)
     assert found.status == "problem"
     assert "gpas.db" in found.detail
-
-
-def test_embeddings_that_start_other_than_their_settings_suggest_are_noted(project: Project) -> None:
-    project.config.write_text(EXPERIMENTS)
-    assert [finding.what for finding in examine._experiments(project, None)] == ["experiments"]
-    project.config.write_text(EXPERIMENTS.replace("size: quickstart", "size: quickstart, init: small"))
-    _, note = examine._experiments(project, None)
-    assert (note.what, note.status) == ("embeddings", "note")
-    assert "init: small starts the embedding at std 0.632, a large shortcut" in note.detail
-    assert "gpas explain" in note.remedy
