@@ -15,7 +15,7 @@ from gpas_cli.state import locks, rerun
 from gpas_cli.state.cancellation import requested, withdraw
 from gpas_cli.state.claims import LOCAL, Submitter, claim_path, claims_lock, read_claim, sweep, write_claim
 from gpas_cli.state.observe import observe
-from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
+from gpas_cli.state.status import RESULTS, StageStatus
 from gpas_cli.state.view import SchedulerView
 
 CLAIMABLE = frozenset({"missing", "interrupted"})
@@ -38,17 +38,6 @@ def run_again(runs: Path, keys: Iterable[str]) -> list[str]:
                 claim_path(runs, key).unlink(missing_ok=True)
                 asked.append(key)
     return asked
-
-
-def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
-    """Withdraw the requests for stages that are not queued or running, and return the keys of those withdrawn."""
-    withdrawn = []
-    with locks.locked(claims_lock(runs)):
-        alive = SchedulerView(runs)
-        for key in keys:
-            if observe(runs, key, alive).state not in ALIVE and rerun.withdraw(runs, key):
-                withdrawn.append(key)
-    return withdrawn
 
 
 class ClaimSet:

@@ -1,8 +1,8 @@
 """Requests for a new run of a stage with a result: `rerun.json` beside its attempts, {t: unix time, after: number}.
 
 Attempts up to number `after` no longer decide whether the stage runs, and no attempt resumes from them. They are kept,
-and tables show their results until a later attempt has one: of several results the newest counts. A request is valid
-until it is withdrawn, even if the command that made it is killed. It has no effect once a later attempt has a result.
+and tables show their results until a later attempt has one: of several results the newest counts. A request
+stays valid if the command that made it is killed. It has no effect once a later attempt has a result.
 """
 
 import time
@@ -18,13 +18,6 @@ def request(runs: Path, key: str) -> None:
     """Request a new run of the stage `key`. `claim_set.run_again` calls this with the lock held. Raises OSError."""
     number = max((attempt.number for attempt in attempts(runs, key)), default=0)
     write_record(_path(runs, key), RerunRequest(t=time.time(), after=number))
-
-
-def withdraw(runs: Path, key: str) -> bool:
-    """Withdraw the request, so that the earlier result counts again. Return whether there was one. Raises OSError."""
-    there = _path(runs, key).exists()
-    _path(runs, key).unlink(missing_ok=True)
-    return there
 
 
 def superseded(runs: Path, key: str) -> int:

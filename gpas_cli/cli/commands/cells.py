@@ -30,7 +30,7 @@ from gpas_cli.report.recorded import stage_keys
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
 from gpas_cli.spec.extensions import main_result
-from gpas_cli.state.claim_set import run_again, run_no_more
+from gpas_cli.state.claim_set import run_again
 from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
 from gpas_cli.state.observe import cell_statuses, observe, statuses
@@ -116,7 +116,6 @@ def retry(
         typer.Option("--set", metavar="NAME=VALUE", help="Resources of these jobs: resources.mem=64G; repeatable."),
     ] = None,
     done: Annotated[bool, typer.Option("--done", help="Run cells that have a result, from the first update.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Withdraw a --done that has not run; the result stays.")] = False,
     dry_run: DryRun = False,
     *,
     options: RunOptions,
@@ -134,9 +133,6 @@ def retry(
 
     Example: [bold]gpas retry quickstart --done --where norm=lns[/bold]
     """
-    if undo:
-        _undo(chosen_cells(cells, where))
-        finish(RunSummary())
     if done:
         _run_again(chosen_cells(cells, where), settings or [], options, dry_run)
         return
@@ -191,15 +187,6 @@ def _print_results(states: Sequence[CellStatus]) -> None:
         say(f"{state.entry.id}: {number} in attempt {state.attempt}, {evidence(state)}")
     if len(states) > _NAMED:
         say(f"and {count(len(states) - _NAMED, 'more cell')}")
-
-
-def _undo(entries: Sequence[Entry]) -> None:
-    withdrawn = run_no_more(project().runs, stage_keys(entries))
-    if not withdrawn:
-        raise GpasError("nothing to withdraw: no --done of these cells waits; `gpas cancel` stops a running one")
-    kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
-    for name in kept:
-        say(f"{name}: keeps its earlier result")
 
 
 class _ForgottenStageJson(Document):

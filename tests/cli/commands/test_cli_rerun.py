@@ -46,9 +46,6 @@ def test_an_attempt_that_fails_leaves_the_old_number_in_tables(face: Face) -> No
     face.ended("pre-s1", "failed", cause="no luck")
     assert state(face, "pre-s1")[0] == "failed"
     assert "4.0" in face("table", "small", "--format", "csv").out
-    assert "keeps its earlier result" in face("retry", "--done", "pre-s1", "--undo").out
-    assert state(face, "pre-s1") == ("done", 4.0)
-    face("retry", "--done", "pre-s1", "--undo", expect=Exit.USAGE)
 
 
 def test_rerun_needs_a_confirmation(face: Face) -> None:
@@ -65,7 +62,6 @@ def test_rerun_needs_a_confirmation(face: Face) -> None:
     [
         ((), "name cells or a grid"),
         (("pre-s1",), "no result to replace: small/pre-s1 is missing; `gpas run grid` runs cells without one"),
-        (("pre-s1", "--undo"), "nothing to withdraw"),
     ],
 )
 def test_cells_without_a_result_cannot_be_rerun(face: Face, words: tuple[str, ...], message: str) -> None:
