@@ -6,7 +6,7 @@ _PLACE = "gpas_cli.extensions.campaigns"
 
 EXTENSION = Extension(
     name="campaigns",
-    requires=("claims", "figures"),
+    requires=("claims",),
     commands={
         "run claims": Command("Every day", f"{_PLACE}.run_claims", shows_results=True),
         "run tuned": Command("Every day", f"{_PLACE}.run_tuned"),

@@ -9,11 +9,9 @@ a method whose best value is at an end of its values gets further ones beyond it
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.campaigns.companions import family_of
-from gpas_cli.extensions.figures.figure import Figure, Line, is_wide
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.spec.parse import flat
 
@@ -131,30 +129,3 @@ def settings_of(method: Method, setting: str, value: float, share: int) -> list[
     optim = method.entry.cell.optim
     shorter = [f"optim.steps={optim.steps // share}", f"optim.warmup={optim.warmup // share}"]
     return [f"{setting}={value!r}", *(shorter if share > 1 else ())]
-
-
-def search_figures(methods: Sequence[Method], setting: str) -> tuple[Figure, ...]:
-    """Return the perplexity over the values that a search tried: a plot for each length of training, shortest first,
-    with a line for each method, whose legend says what it cost. A training that diverged has no point."""
-    shares = sorted({trial.share for method in methods for trial in method.trials}, reverse=True)
-    alike = list(dict.fromkeys(method.entry.labels_without("gate") for method in methods))
-    values = [trial.value for method in methods for trial in method.trials]
-    log_x = is_wide(values)
-    figures = []
-    for share in shares:
-        lines = []
-        for method in methods:
-            own = [trial for trial in method.trials if trial.share == share and math.isfinite(trial.perplexity)]
-            points = tuple(sorted((trial.value, trial.perplexity) for trial in own))
-            look: dict[str, Any] = {
-                "colour": alike.index(method.entry.labels_without("gate")),
-                "style": int(method.entry.cell.model.gate is None),
-            }
-            if points:
-                lines.append(Line(f"{method.name}: {method.cost:g} trainings", points, form="joined", **look))
-            best = [(x, y) for x, y in points if share == shares[-1] and x == method.best]
-            if best:
-                lines.append(Line(method.name, tuple(best), form="best", in_legend=False, **look))
-        title = "whole trainings" if share == 1 else f"1/{share} of the updates"
-        figures.append(Figure(title, setting, "validation perplexity", lines=tuple(lines), log_x=log_x))
-    return tuple(figures)

@@ -1,7 +1,6 @@
 """`gpas run tuned`: find the best learning rate of each method of a grid."""
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +10,7 @@ from gpas_cli.cli.options import DryRun, RunOptions, Where, complete_grid, with_
 from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.views.plan import headline
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.extensions.campaigns.halving import search_figures
 from gpas_cli.extensions.campaigns.tuning import FACTORS, RATE, Search
-from gpas_cli.extensions.figures.drawing import Output
 
 
 @with_grouped_options
@@ -24,9 +21,6 @@ def run_tuned(
     factors: Annotated[
         str, typer.Option("--factors", help="Factors by which the declared value of each method is multiplied.")
     ] = ",".join(f"{factor:g}" for factor in FACTORS),
-    out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", help="Also draw the perplexity of every value to this file.")
-    ] = None,
     dry_run: DryRun = False,
     *,
     options: RunOptions,
@@ -41,10 +35,8 @@ def run_tuned(
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 
-    Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4 --out search.svg[/bold]
+    Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4[/bold]
     """
-    output = Output(out=out, as_json=True)
-    paths = output.files(Path())
     search = Search(grid, where, setting, _factors(factors), options)
     if dry_run:
         first, _ = search.round(*search.plan[0])
@@ -54,8 +46,6 @@ def run_tuned(
         search.finish(Exit.DONE)
     code = search.run()
     say(search.table())
-    if paths and code is Exit.DONE:
-        output.draw(search_figures(search.methods, setting), paths, f"The search for {setting} in {grid}")
     search.finish(code)
 
 

@@ -185,5 +185,4 @@ def tune(grids: Sequence[str], options: RunOptions) -> Exit:
             say(search.table())
             if code is not Exit.DONE:
                 return code
-            say(f"Its figure: gpas run tuned {grid} --out search.svg")
     return Exit.DONE
