@@ -9,8 +9,8 @@ from attempts import make_attempt
 from face import gpas
 from saving import save
 
-from gpas_cli.extensions.theory.initialisation import examine
-from gpas_cli.extensions.theory.tables import print_theory
+from gpas_cli.extensions.theory.initialisation import depth_theory, examine
+from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
@@ -56,11 +56,12 @@ def test_bounds_as_json(tmp_path: Path) -> None:
         assert layer["bound"] == layer["attention"]["bound"] * layer["feed_forward"]["bound"]
     assert [row["layer"] for row in document["preserved"]] == [1, 2, 3]
     assert all(row["error"] < 1e-9 for row in document["preserved"])
+    assert document["gates"] == "as trained (step-00000004)"
+    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu").value(0.7)) ** 4, rel=1e-6)
+    document = gpas(tmp_path, "theory", "depth", "opened", "--json").json
     assert document["depth"]["log10_joined"] > document["depth"]["log10_bound"] > 0
     assert document["stages"]["bound"] > document["stages"]["gap"]
     assert any("(30)" in remark for remark in document["remarks"])
-    assert document["gates"] == "as trained (step-00000004)"
-    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu").value(0.7)) ** 4, rel=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
 
 
@@ -70,11 +71,13 @@ def test_bounds_as_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], ga
     values["optim"]["lr"] = 1e-3  # in YAML 1.1 a word
     norm = "pre" if gate is not None else "post"
     cell = cell_from({**values, "norm": norm, "gate": None if gate is None else {"init": gate}})
-    print_theory(cell, examine(cell, tmp_path, tmp_path))
+    print_theory(examine(cell, tmp_path, tmp_path))
     text = capsys.readouterr().out
     assert all(word in text for word in ("(20)", "(44)", "||J||", "random tokens", "equation 7", said))
     assert ("appendix B" in text) == (gate is not None)
     assert ("not the paper's" in text) == (norm == "post")
+    bound, stages = depth_theory(cell, tmp_path, tmp_path, lambda layer: None)
+    text = "\n".join([*depth_table(bound, stages).headers, *depth_results(bound, stages), *depth_remarks(cell, bound)])
     assert "RaPTr, theorem 4.2" in text
     assert ("(36)" in text) == ("A lacks a sigma^2" in text) == (norm == "pre")
     assert ("not for Post-LN" in text) == (norm == "post")

@@ -111,8 +111,8 @@ class CoordinatesJson(DocumentJson):
 def bounds(cells: Cells, as_json: AsJson = False) -> None:
     """Compute upper bounds of a cell at initialisation, beside measured values.
 
-    They are those of Spike No More, The Curse of Depth and RaPTr, in float64. With gates they include how much of the
-    gradient GPAS preserves (GPAS, appendix B).
+    They are those of Spike No More, in float64; `gpas theory depth` has those of The Curse of Depth and RaPTr. With
+    gates they include how much of the gradient GPAS preserves (GPAS, appendix B).
 
     Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
     """
@@ -120,14 +120,14 @@ def bounds(cells: Cells, as_json: AsJson = False) -> None:
     theories = [_theory_of(entry.cell) for entry in found]
     if as_json:
         listed = [
-            _CellBoundsJson(cell_name=CellNameJson.of(entry), bounds=_as_mapping(entry.cell, theory))
+            _CellBoundsJson(cell_name=CellNameJson.of(entry), bounds=_as_mapping(theory))
             for entry, theory in zip(found, theories, strict=True)
         ]
         print_json(BoundsJson(cells=listed))
         return
     for entry, theory in zip(found, theories, strict=True):
         say(entry.id, style="bold")
-        print_theory(entry.cell, theory)
+        print_theory(theory)
 
 
 @app.command("stability")
@@ -366,8 +366,8 @@ def _theory_of(cell: Specification) -> Theory:
         return examine(cell, here.cache, here.config.parent, checkpoints, show)
 
 
-def _as_mapping(cell: Specification, theory: Theory) -> dict[str, Any]:
+def _as_mapping(theory: Theory) -> dict[str, Any]:
     """Return the fields of `Theory` and the products of equation (7), for `--json`."""
     layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
     totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
-    return {**asdict(theory), "layers": layers, **totals, "remarks": depth_remarks(cell, theory.depth)}
+    return {**asdict(theory), "layers": layers, **totals}

@@ -202,14 +202,11 @@ class Preserved:
 
 @dataclass(frozen=True)
 class Theory:
-    """The results of `gpas theory bounds` for a cell. `depth`: None where The Curse of Depth derives no bound.
-    `gates`: the origin of the gates' values, "" without gates."""
+    """The results of `gpas theory bounds` for a cell. `gates`: the origin of the gates' values, "" without gates."""
 
     sample: str
     length: int
     layers: tuple[LayerBounds, ...]
-    depth: DepthBound | None
-    stages: StageGap
     gates: str
     preserved: tuple[Preserved, ...]
 
@@ -242,19 +239,21 @@ def examine(
         notify("building the network in float64")
         network, sample = _network_and_text(cell, cache, root)
         layers = tuple(bounds_of(network, sample, notify))
-        depth, stages = depth_bound(network, sample.tokens), stage_gap(network, sample.tokens, sample.targets)
         gates = ""
         preserved = list[Preserved]()
         if cell.model.gate is not None:
             gates = _take_gates(network, trained)
             preserved = _preserved_gradients(network, sample)
-    return Theory(sample.origin, sample.tokens.shape[1], layers, depth, stages, gates, tuple(preserved))
+    return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
 
 
 def depth_theory(
     cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]
 ) -> tuple[DepthBound | None, StageGap]:
-    """Return `Theory.depth` and `Theory.stages`. `notify` is called with each layer. Raises GpasError as `examine`."""
+    """Return the bounds of The Curse of Depth, None where it derives none, and both sides of RaPTr's theorem 4.2.
+
+    `notify` is called with each layer. Raises GpasError as `examine`.
+    """
     _check_attention(cell)
     with suitable_threads(cell.model.size):
         network, sample = _network_and_text(cell, cache, root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:  # torch
     from gpas_cli.extensions.theory.initialisation import LayerBounds, Preserved, Theory
 
 
-def print_theory(cell: Cell, theory: Theory) -> None:
+def print_theory(theory: Theory) -> None:
     """Print the tables with an explanation of each."""
     say(f"  Bounds at initialisation (Spike No More), {theory.length} tokens, {theory.sample}; float64")
     say(_bounds_table(theory.layers))
@@ -25,24 +24,8 @@ def print_theory(cell: Cell, theory: Theory) -> None:
     )
     if not all(layer.equation for layer in theory.layers):
         say("  * not the paper's x + f(N(x)): the bound is derived for this layer's equation in the same way")
-    _print_depth(cell, theory)
     if theory.preserved:
         _print_preserved(theory)
-
-
-def _print_depth(cell: Cell, theory: Theory) -> None:
-    say("  Bounds that depend on the depth (The Curse of Depth, RaPTr)")
-    say(depth_table(theory.depth, theory.stages))
-    if theory.depth:
-        inner = theory.layers[:-1]
-        norms = sum(math.log10(one.attention.norm * one.feed_forward.norm) for one in inner)
-        gradient = sum(math.log10(one.gradient_ratio) for one in inner)
-        factors = zip(theory.layers, theory.depth.layers, strict=True)
-        above = sum(one.feed_forward.norm > factor.feed_forward for one, factor in factors)
-        say(f"  through all layers but the last: gradient 10^{gradient:.2f}, product of ||J|| 10^{norms:.2f}; ||J|| of "
-            f"the feed-forward network is above its factor in {above} of {len(theory.layers)} layers")  # fmt: skip
-    for line in (*depth_results(theory.depth, theory.stages), *depth_remarks(cell, theory.depth)):
-        say(f"  {line}")
 
 
 def depth_table(bound: DepthBound | None, stages: StageGap) -> Columns:
