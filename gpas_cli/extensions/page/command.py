@@ -17,7 +17,7 @@ from gpas_cli.cli.views.log import CellLog
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.page.charts import FILE, SERVED, Limits
-from gpas_cli.extensions.page.content import Content, collect, details, with_states
+from gpas_cli.extensions.page.content import Content, collect, details
 from gpas_cli.extensions.page.document import to_html
 from gpas_cli.extensions.page.server import LivePage, PageServer
 from gpas_cli.files import replace_file
@@ -100,14 +100,10 @@ class PageSource:
         self._last = (read, made)
         return made
 
-    def rescue(self, before: Content | None, error: Exception) -> Content:
-        """Return the states of the cells with the last known numbers, for when the database cannot be read."""
-
+    def rescue(self, error: Exception) -> Content:
+        """Return the states of the cells without numbers, for when the database cannot be read."""
         states = self._observe()
-        problem = f"The results cannot be read: {error}"
-        if before is not None:
-            return with_states(before, states, problem)
-        known = Recorded(tuple(state.entry for state in states), problem=problem)
+        known = Recorded(tuple(state.entry for state in states), problem=f"The results cannot be read: {error}")
         return self._content(states, known, SERVED)
 
     def details(self, name: str) -> dict[str, Any] | None:

@@ -117,19 +117,6 @@ def collect(
     )
 
 
-def with_states(content: Content, states: Sequence[CellStatus], problem: str) -> Content:
-    """Return the content with other states of its cells and a problem; tables and figures stay."""
-    grids = [replace(grid, states=_counts(s for s in states if s.entry.grid == grid.name)) for grid in content.grids]
-    return replace(
-        content,
-        made=time.time(),
-        states=_of_cells(states),
-        grids=tuple(grid for grid in grids if grid.cells),
-        cells=[row(state) for state in states],
-        problem=problem,
-    )
-
-
 def _of_cells(states: Sequence[CellStatus]) -> dict[str, int]:
     """Return how many cells are in each state; a cell that several grids share counts once."""
     return _counts({state.entry.key: state for state in states}.values())

@@ -55,12 +55,12 @@ class _Snapshot:
 class LivePage:
     """Returns snapshots that are at most `refresh` seconds old, or older if collecting takes long.
 
-    collect: returns the content. rescue: returns content without the database, given the last one and the error
-    that collecting has raised. details: returns what is shown when a cell is opened, None if there is no such cell.
+    collect: returns the content. rescue: returns content without the database, given the error that collecting has
+    raised. details: returns what is shown when a cell is opened, None if there is no such cell.
     """
 
     collect: Callable[[], Content]
-    rescue: Callable[[Content | None, Exception], Content]
+    rescue: Callable[[Exception], Content]
     details: Callable[[str], dict[str, Any] | None]
     refresh: float
     _last: _Snapshot | None = None
@@ -88,7 +88,7 @@ class LivePage:
         try:
             content = self.collect()
         except (GpasError, SQLAlchemyError, OSError) as error:
-            content = self.rescue(self._last.content if self._last else None, error)
+            content = self.rescue(error)
         last = self._last
         if last is not None and replace(content, made=last.content.made) == last.content:
             content, data, tag = last.content, last.data, last.tag  # made when it has changed last

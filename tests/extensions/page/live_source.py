@@ -32,8 +32,8 @@ class Source:
             raise StoreError("the database is locked")
         return content(cells=self.cells)
 
-    def rescue(self, before: Content | None, error: Exception) -> Content:
-        return content(f"{'again' if before else 'first'}: {error}")
+    def rescue(self, error: Exception) -> Content:
+        return content(f"rescued: {error}")
 
     def details(self, name: str) -> dict[str, Any] | None:
         if self.fails:

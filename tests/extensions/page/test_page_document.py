@@ -339,7 +339,7 @@ def test_without_the_database_the_page_says_so() -> None:
     source = Source()
     source.fails = True
     page = source.page(refresh=1000.0)
-    assert "first: the database is locked" in page.snapshot().document.html
+    assert "rescued: the database is locked" in page.snapshot().document.html
     assert page.cell("a/b") is None
 
 
