@@ -16,17 +16,6 @@ from gpas_cli.store.peek import parts
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
-_MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
-
-
-def ingested(engine: Engine) -> tuple[int | None, ...]:
-    """Return numbers that are equal as long as nothing has been ingested, merged or deleted."""
-    row = AttemptRow
-    counts = (func.count(), func.max(row.id), func.count(row.gone))
-    read = (row.journal_offset, row.journal_events, row.journal_tail, row.journal_mtime)
-    with engine.connect() as connection:
-        found = connection.execute(select(*counts, *(func.sum(one % _MODULUS) for one in read)).select_from(row)).one()
-    return tuple(None if number is None else int(number) for number in found)
 
 
 def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:

@@ -74,19 +74,6 @@ def test_queries_give_the_same_in_the_same_order(
     assert read(server) == read(file)
 
 
-def test_the_page_sees_that_events_were_ingested(connect: Connect, postgres_url: str, life: Life) -> None:
-    engine = connect(postgres_url)
-    attempt = life.attempt()
-    seen = [query.ingested(engine)]
-    life.start(attempt)
-    for last in (3, 5):
-        life.steps(attempt, range(last - 2, last))
-        sync(engine, life.runs)
-        seen.append(query.ingested(engine))
-    assert query.ingested(engine) == seen[-1]
-    assert len(set(seen)) == 3
-
-
 def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Connect, postgres_url: str) -> None:
     assert maintenance.upgrade(postgres_url) is None
     with pytest.raises(StoreError, match="pg_dump"):

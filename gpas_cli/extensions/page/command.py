@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +22,9 @@ from gpas_cli.extensions.page.server import LivePage, PageServer
 from gpas_cli.files import replace_file
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.usage import GridUsage, UsageMeter
-from gpas_cli.report.query import ingested
 from gpas_cli.report.recorded import Recorded, recorded
 from gpas_cli.state.observe import cell_statuses
-from gpas_cli.state.status import ALIVE, CellStatus
+from gpas_cli.state.status import CellStatus
 from gpas_cli.words import byte_size, count, listed
 
 _DEFAULT = Path("report.html")
@@ -86,19 +84,12 @@ class PageSource:
     where: Sequence[str] | None
     _shown: dict[str, Entry] = field(default_factory=dict)
     _meter: UsageMeter | None = None
-    _last: tuple[object, Content] | None = None  # what `_read_from` returned, and the content
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
-
         states = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
-            read = None if file else _read_from(states, known)
-            if read is not None and self._last is not None and self._last[0] == read:
-                return replace(self._last[1], made=time.time())
-            made = self._content(states, known, FILE if file else SERVED)
-        self._last = (read, made)
-        return made
+            return self._content(states, known, FILE if file else SERVED)
 
     def rescue(self, error: Exception) -> Content:
         """Return the states of the cells without numbers, for when the database cannot be read."""
@@ -124,14 +115,6 @@ class PageSource:
         made = collect(experiments(), known, states, _log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
         return replace(made, activity=_activity(self._meter.activity(states).total))
-
-
-def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
-    """Return what content is collected from, equal as long as nothing has changed; None while jobs are running."""
-    if known.engine is None or any(state.state in ALIVE for state in states):
-        return None
-    shown = [replace(state, age=None) for state in states]  # the age grows while nothing changes
-    return shown, known.states, known.results, known.problem, ingested(known.engine)
 
 
 def _activity(use: GridUsage) -> str:

@@ -99,21 +99,6 @@ def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
     assert shown.states == {"done": 4}
 
 
-def test_content_is_collected_again_only_after_a_change(project: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project.folder)
-    experiments.cache_clear()
-    source = PageSource(None, None)
-    first = source.collect()
-    again = source.collect()
-    assert again.cells is first.cells
-    assert again.made > first.made
-    journal = next(project.runs.glob("*/*/001/journal.jsonl"))
-    changed = journal.read_bytes().replace(b'"outcome":"done"', b'"outcome":"dono"')
-    assert changed != journal.read_bytes()
-    journal.write_bytes(changed)
-    assert source.collect().states != first.states
-
-
 def test_unknown_grids_and_used_ports_are_one_message(project: Face, serving: subprocess.Popen[str]) -> None:
     assert "did you mean 'tiny'?" in project("report", "--serve", "tiney", expect=Exit.USAGE).err
     port = re.search(r":(\d+)/", address(serving))
