@@ -253,9 +253,9 @@ def _feature(part: Part) -> Feature:
     if isinstance(part.value, str):
         return Feature(metric=part.value)
     parts = children(part.node)
-    if isinstance(part.value, dict) and ("curve" not in parts or "metric" in parts):
+    if isinstance(part.value, dict) and ("curve" not in parts or "metric" in parts) and "along" not in parts:
         part.report("needs 'curve', a name as in `gpas figure --what`; a metric is written as a word")
-    layers = parts.get("layers")
-    if layers is not None and not isinstance(layers.value, tuple):
-        part = part.holding(mapping({**parts, "layers": replace(layers, value=(layers,))}, part.mark))
+    lists = {key: replace(one, value=(one,)) for key, one in parts.items() if key in ("layers", "along")}
+    single = {key: one for key, one in lists.items() if not isinstance(parts[key].value, tuple)}
+    part = part.holding(mapping({**parts, **single}, part.mark)) if single else part
     return part.instance(Feature) or Feature()

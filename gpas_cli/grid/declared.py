@@ -38,8 +38,10 @@ SPREAD = "spread"
 
 _TAKES = (
     *("mean", "max", "min", "first", "last", "slope", "log-slope", "exponential-aic", "early-change"),
-    *("share-positive", "count"),
+    *("share-positive", "count", "exponent", "offset"),
 )
+FITTED = ("exponent", "offset")  # of a law through several cells
+_FITTED_OVER = ("parameters", "flops", "tokens", "layers", "length")
 _LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
 
 _NOWHERE = Mark("", 0, 0)
@@ -65,6 +67,9 @@ class Feature:
     first fifth of the updates), share-positive or count. layers: all, first, later (all but the first), shallower,
     deeper (halves), pre, post (kinds of layer), or numbers; a list is a conjunction. updates: last, all, or the update
     at or before which a value was recorded.
+
+    along: axes along which a law is fitted to the metric, for each seed by itself: y = A x^-b has the `exponent` b, and
+    y = E + A x^-b the `offset` E. x: over what.
     """
 
     metric: str = ""
@@ -72,10 +77,14 @@ class Feature:
     take: str = setting("mean", choices=_TAKES)
     layers: tuple[str | int, ...] = setting(("all",), choices=_LAYER_GROUPS, low=1)
     updates: str | int = setting("last", choices=("last", "all"), low=0)
+    along: tuple[str, ...] = ()
+    x: str = setting("parameters", choices=_FITTED_OVER)
 
     @property
     def title(self) -> str:
         """The number in words: "perplexity", "max of activation_variance over layers"."""
+        if self.along:
+            return f"{self.take} of {self.metric} over {self.x}"
         if self.metric:
             return self.metric
         layers = "" if self.layers == ("all",) else f", layers {' and '.join(map(str, self.layers))}"

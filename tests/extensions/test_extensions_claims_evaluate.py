@@ -1,5 +1,6 @@
 """Verdicts on claims about made-up results."""
 
+import itertools
 import math
 import random
 from statistics import correlation, stdev, variance
@@ -19,6 +20,8 @@ from gpas_cli.grid.declared import Claim, Comparison, Entry, Feature
 from gpas_cli.report import query
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.spec.model import SIZES
+from gpas_cli.spec.parse import plain
 from gpas_cli.statistics.stats import two_sided_p
 
 INF = math.inf
@@ -350,6 +353,47 @@ def test_the_best_of_several_rates_counts_for_the_subject_and_for_the_base() -> 
     unfinished = evaluate(claim, Recorded(tuple(entries), {}, without))
     assert [pair.effect is None for pair in unfinished.parts[0].pairs] == [True, False]
     assert [status.entry.id for status in unfinished.missing] == [entries[2].id]
+
+
+def depths(exponents: dict[str, float], offset: float = 0.0) -> tuple[list[Entry], dict[str, Any]]:
+    """Return cells of several depths, and losses on a law over them for each gate, which the seed shifts a little."""
+    entries: list[Entry] = []
+    results: dict[str, Any] = {}
+    for gate, layers, seed in itertools.product(exponents, (2, 4, 8, 16), (1, 2, 3)):
+        size = {**plain(SIZES["71m"]), "layers": layers}
+        entries.append(entry("pre", gate, seed, axes={"size": f"{layers} layers"}, size=size))
+        loss = offset + 4 * layers ** -(exponents[gate] + 0.001 * seed * (1 if gate == "gpas" else 0.5))
+        results |= result(entries[-1], metrics={"loss": loss})
+    return entries, results
+
+
+@pytest.mark.parametrize(("take", "offset", "effects"), [("exponent", 0.0, 0.02), ("offset", 2.0, 0.0)])
+def test_the_laws_of_subject_and_base_are_fitted_for_each_seed(take: str, offset: float, effects: float) -> None:
+    entries, results = depths({"none": 0.1, "gpas": 0.12}, offset)
+    value = Feature(metric="loss", along=("size",), take=take, x="layers")
+    claim = Claim("c", "A claim.", (comparison(value=value, low=0.0, high=INF),))
+    (part,) = evaluate(claim, Recorded(tuple(entries), {}, results)).parts
+    assert part.n == 3
+    assert part.effect == pytest.approx(effects, abs=0.002)
+    assert (part.verdict == SUPPORTED) == (take == "exponent")
+    assert value.title == f"{take} of loss over layers"
+    lost = {key: one for key, one in results.items() if key != entries[4].cell.key}
+    unfinished = evaluate(claim, Recorded(tuple(entries), {}, lost))
+    assert [pair.effect is None for pair in unfinished.parts[0].pairs] == [False, True, False]
+    assert [status.entry.id for status in unfinished.missing] == [entries[4].id]
+
+
+@pytest.mark.parametrize(
+    ("feature", "fault"),
+    [
+        (Feature(metric="loss", along=("size",)), "a law is {metric: loss, along: AXIS, take: exponent or offset}"),
+        (Feature(metric="loss", take="exponent"), "a law is {metric: loss, along: AXIS, take: exponent or offset}"),
+        (Feature(curve="gate", along=("size",), take="offset"), "a law is {metric: loss, along: AXIS"),
+        (Feature(metric="loss", along=("size",), take="offset"), ""),
+    ],
+)
+def test_a_law_needs_a_metric_an_axis_and_what_is_taken_from_it(feature: Feature, fault: str) -> None:
+    assert feature_fault(feature).startswith(fault)
 
 
 EFFECTS = [-0.62, -0.41, -0.55, -0.48]

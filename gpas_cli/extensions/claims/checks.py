@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpas_cli.errors import GpasError, Problem
+from gpas_cli.errors import GpasError, Problem, nearest
 from gpas_cli.extensions.claims.declared import paper_claims
-from gpas_cli.grid.declared import Claim, Comparison, Experiments, Feature, sections_of
+from gpas_cli.grid.declared import FITTED, Claim, Comparison, Experiments, Feature, sections_of
 from gpas_cli.grid.packs import Pack
+from gpas_cli.grid.read import labels_of
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import DIVERGED, SPIKES, STATE_METRICS, Quantity, metric, quantity
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, Metric, StageKind
+from gpas_cli.statistics.power_law import LEAST_POINTS
 
 
 def problems(experiments: Experiments, packs: Sequence[Pack]) -> Iterator[Problem]:
@@ -29,6 +31,14 @@ def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Com
     if comparison.value.metric in CONVERGENCE and not comparison.against:
         message = f"'{comparison.value.metric}' compares a cell with its base; add `against`"
         yield _claim_problem(claim, comparison, message, "value")
+    labels = labels_of(experiments.grids, *(name for name in comparison.grids if name in experiments.grids))
+    for axis in comparison.value.along:
+        if axis not in labels or axis in comparison.by:
+            message = f"'{axis}' is also in `by`" if axis in labels else f"no axis '{axis}'; {nearest(axis, labels)}"
+            yield _claim_problem(claim, comparison, message, "value")
+        elif (points := len(set(labels[axis]))) < (least := LEAST_POINTS + (comparison.value.take == "offset")):
+            message = f"an {comparison.value.take} needs {least} points, and '{axis}' has {points}"
+            yield _claim_problem(claim, comparison, message, "value")
     needed = state_metric(comparison.value, kinds).stage
     for name in comparison.grids:
         grid = experiments.grids.get(name)
@@ -67,6 +77,8 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         state_metric(feature, kinds)
     except GpasError as error:
         return str(error)
+    if bool(feature.along) != (feature.take in FITTED) or (feature.along and not feature.metric):
+        return f"a law is {{metric: loss, along: AXIS, take: {' or '.join(FITTED)}}}"
     if not feature.curve:
         name, slash, _ = feature.metric.partition("/")
         untasked = slash and not state_metric(feature, kinds).by_task

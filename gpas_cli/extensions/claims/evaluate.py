@@ -198,7 +198,7 @@ def _published(comparison: Comparison, group: Group) -> dict[str, float]:
     if comparison.printed is not None:
         return {"": comparison.printed}
     found: dict[str, float] = {}
-    if comparison.across is not None or not group.pairs:
+    if comparison.across is not None or comparison.value.along or not group.pairs:
         return found
     own, base = group.pairs[0].own, group.pairs[0].base
     for pack, name in comparison.published.items():

@@ -21,8 +21,11 @@ from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import DIVERGED, Points, Quantity, by_layer
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
+from gpas_cli.statistics.power_law import fit, fit_offset
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 from gpas_cli.words import grouped
 
@@ -247,7 +250,9 @@ def _interaction(near: Group, far: Group | None) -> Group:
 def _plain(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> list[Group]:
     subjects = [entry for entry in entries if comparison.is_subject(entry.axes)]
     candidates = [entry for entry in entries if comparison.is_base(entry.axes)] if comparison.against else []
-    tried = _best(comparison, [*subjects, *candidates], known) if comparison.best else {}
+    everything = [*subjects, *candidates]
+    tried = _best(comparison, everything, known) if comparison.best else {}
+    tried = _fitted(comparison, everything, known) if comparison.value.along else tried
     subjects, candidates = ([one for one in some if one.id in tried or not tried] for some in (subjects, candidates))
     bases = _bases(comparison, subjects, candidates)
     needed = {entry.id: entry for entry in [*subjects, *bases.values()]}
@@ -265,6 +270,39 @@ def _best(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> 
         tried = (numbers[entry.id] for entry in variant)
         first, *others = sorted(tried, key=lambda one: -math.inf if one.value is None else sign * one.value)
         found[first.status.entry.id] = replace(first, others=tuple(others))
+    return found
+
+
+_X: dict[str, Callable[[Cell], float]] = {
+    "parameters": parameters,
+    "flops": lambda cell: flops_per_token(cell) * _tokens(cell),
+    "tokens": lambda cell: _tokens(cell),
+    "layers": lambda cell: cell.model.size.layers,
+    "length": lambda cell: cell.data.length,
+}
+
+
+def _tokens(cell: Cell) -> float:
+    return cell.optim.updates * cell.optim.batch * cell.data.length
+
+
+def _fitted(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> dict[str, Measured]:
+    """Return the exponent or the offset of the law through the entries that differ only in the axes `along`, by the
+    first of them; it has no number until all have one."""
+    feature = comparison.value
+    numbers = measure(entries, feature, comparison.over, known)
+    found = {}
+    for alike in grouped((entry.labels_without(*feature.along), entry) for entry in entries).values():
+        own = [numbers[entry.id] for entry in alike]
+        # A run without a number stands for all, so that its state says why there is none.
+        first, *others = sorted(own, key=lambda one: one.value is not None and math.isfinite(one.value))
+        value = None
+        if first.value is not None and math.isfinite(first.value):
+            points = [(_X[feature.x](entry.cell), numbers[entry.id].value or 0.0) for entry in alike]
+            law = fit(points) if min(y for _, y in points) > 0 else None
+            fitted = fit_offset(points) if feature.take == "offset" else law.exponent if law else None
+            value = math.nan if fitted is None else fitted  # NaN is no evidence
+        found[alike[0].id] = replace(first, value=value, others=tuple(others))
     return found
 
 
@@ -294,7 +332,7 @@ def _bases(comparison: Comparison, subjects: Sequence[Entry], candidates: Sequen
     axes = set.intersection(*(set(entry.axes) for entry in [*subjects, *candidates])) if candidates else set()
     # Axes on which the subject has several labels that are not compared one by one.
     free = {axis for axis, labels in comparison.subject.items() if len(labels) > 1 and axis not in comparison.by}
-    shared = sorted(axes - {*comparison.against, comparison.best} - (free - {comparison.over}))
+    shared = sorted(axes - {*comparison.against, comparison.best, *comparison.value.along} - (free - {comparison.over}))
     found: dict[Hashable, Entry] = {}
     for entry in candidates:
         key = tuple(identity(entry.axes[axis]) for axis in shared)

@@ -7,7 +7,6 @@ Along the papers' sizes, tokens grow with parameters: these are laws of a family
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, linear_regression
 from typing import Annotated, Any
 
 from gpas_cli.extensions.figures.figure import Figure, Line
@@ -19,63 +18,9 @@ from gpas_cli.report.labels import facts, row_title, scheme_titles
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.norm import SCHEMES
-from gpas_cli.statistics.stats import aggregate, two_sided_t
+from gpas_cli.statistics.power_law import LEAST_POINTS, PowerLaw, fit
+from gpas_cli.statistics.stats import aggregate
 from gpas_cli.words import count
-
-_LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
-_LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class PowerLaw:
-    """A fitted law y = factor x^-exponent."""
-
-    factor: float
-    exponent: float
-    interval: Annotated[tuple[float, float], "95 % interval of the exponent"]
-    points: int
-    centre: Annotated[float, "mean of log x"]
-    sum_squares: Annotated[float, "sum of squares of log x around its mean"]
-    scatter: Annotated[float, "standard deviation of log y around the law"]
-
-    def at(self, x: float) -> float:
-        """Return y at x."""
-        return self.factor * math.pow(x, -self.exponent)
-
-    def band(self, x: float, level: float = _LEVEL) -> tuple[float, float]:
-        """Return the confidence interval of the law's y at x."""
-        spread = self.scatter * math.sqrt(1 / self.points + (math.log(x) - self.centre) ** 2 / self.sum_squares)
-        half = two_sided_t(1 - level, self.points - 2) * spread
-        return self.at(x) * math.exp(-half), self.at(x) * math.exp(half)
-
-
-def fit(points: Sequence[tuple[float, float]], level: float = _LEVEL) -> PowerLaw | None:
-    """Return the power law through the points (x, y), None for fewer than LEAST_POINTS different x.
-
-    Raises ValueError unless all x and y are positive and finite.
-    """
-    if not all(math.isfinite(value) and value > 0 for point in points for value in point):
-        raise ValueError("a power law needs positive and finite numbers")
-    if len({x for x, _ in points}) < _LEAST_POINTS:
-        return None
-    xs = [math.log(x) for x, _ in points]
-    ys = [math.log(y) for _, y in points]
-    centre = fmean(xs)
-    sum_squares = math.fsum((x - centre) ** 2 for x in xs)
-    slope, intercept = linear_regression(xs, ys)
-    residuals = [y - intercept - slope * x for x, y in zip(xs, ys, strict=True)]
-    scatter = math.sqrt(math.fsum(r * r for r in residuals) / (len(points) - 2))
-    half = two_sided_t(1 - level, len(points) - 2) * scatter / math.sqrt(sum_squares)
-    return PowerLaw(
-        factor=math.exp(intercept),
-        exponent=-slope,
-        interval=(-slope - half, -slope + half),
-        points=len(points),
-        centre=centre,
-        sum_squares=sum_squares,
-        scatter=scatter,
-    )
-
 
 _OURS = "ours"
 _DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
@@ -114,7 +59,7 @@ class Law:
     def words(self) -> str:
         """The exponent with its interval, or why there is none."""
         if self.law is None:
-            return f"{count(self.sizes, 'point')}; a power law needs {_LEAST_POINTS}"
+            return f"{count(self.sizes, 'point')}; a power law needs {LEAST_POINTS}"
         low, high = self.law.interval
         return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'point')}"
 
@@ -243,5 +188,5 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
             title = f"{method}: {-law.law.exponent:+.3f} ± {half:.3f}".replace(": -", ": \N{MINUS SIGN}")
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
-    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} points"
+    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {LEAST_POINTS} points"
     return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)
