@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, SPREAD, Claim, Comparison, Feature, Grid, Source
@@ -255,7 +255,8 @@ def _feature(part: Part) -> Feature:
     parts = children(part.node)
     if isinstance(part.value, dict) and ("curve" not in parts or "metric" in parts) and "along" not in parts:
         part.report("needs 'curve', a name as in `gpas figure --what`; a metric is written as a word")
-    lists = {key: replace(one, value=(one,)) for key, one in parts.items() if key in ("layers", "along")}
+    listed = {own.name for own in fields(Feature) if isinstance(own.default, tuple)}
+    lists = {key: replace(one, value=(one,)) for key, one in parts.items() if key in listed}
     single = {key: one for key, one in lists.items() if not isinstance(parts[key].value, tuple)}
     part = part.holding(mapping({**parts, **single}, part.mark)) if single else part
     return part.instance(Feature) or Feature()
