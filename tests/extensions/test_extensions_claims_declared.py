@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from grids import read, whole
 from named_papers import PACKS, SOURCES, published, tables
 from report_cells import DIFFERING, comparison, known
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chances, chosen
+from gpas_cli.extensions.claims import checks
 from gpas_cli.extensions.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.extensions.claims.verdict import ClaimEvidence, Verdict, assess
@@ -375,3 +377,19 @@ def test_the_further_seeds_are_shown_with_their_uncertainty() -> None:
     assert part.needed_text == f"{part.needed} ({fewest} or more)"
     assert verdict({"pre": CLEAR}).parts[0].needed_text == ""
     assert verdict({"pre": (-0.9,)}).parts[0].needed_text == ""
+
+
+LAWS = {
+    "{metric: loss, along: seed, take: exponent}": "an exponent needs 3 points, and 'seed' has 2",
+    "{metric: loss, along: [norm], take: offset}": "an offset needs 4 points, and 'norm' has 2",
+    "{metric: loss, along: sed, take: exponent}": "no axis 'sed'; did you mean 'seed'?",
+    "{metric: loss, along: seed}": "a law is {metric: loss, along: AXIS, take: exponent or offset}",
+}
+
+
+@pytest.mark.parametrize("value", LAWS)
+def test_a_law_without_enough_points_is_refused(value: str) -> None:
+    grid = "base: {size: quickstart, data: quickstart}\naxes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}\n"
+    claim = "statement: GPAS helps., grids: [g], subject: {gate: gpas}, against: {gate: none}, expect: lower"
+    found = checks.problems(read(f"{whole(grid)}claims:\n  c: {{{claim}, value: {value}}}\n"), ())
+    assert [problem.message for problem in found] == [LAWS[value]]
