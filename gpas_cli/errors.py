@@ -74,7 +74,8 @@ class Problem:
     `path` locates the value in its mapping, e.g. ("gate", "activation"). `where` is its place in the file, e.g.
     "experiments.yaml:12:5", or the word of the command line that set the value, such as "optim.lr=abc". `undeclared` is
     the kind and the name of what would have to be declared first, e.g. ("size", "tiny"): if its declaration is faulty,
-    this problem only follows from that. `alone`: the value is wrong whatever the other settings are.
+    this problem only follows from that. `alone`: the value is wrong whatever the other settings are. `absent`: there is
+    no value, and one is required.
     """
 
     path: tuple[str | int, ...]
@@ -82,6 +83,7 @@ class Problem:
     where: str = ""
     undeclared: tuple[str, str] | None = None
     alone: bool = False
+    absent: bool = False
 
     def __str__(self) -> str:
         dotted = ".".join(str(part) for part in self.path)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +31,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpas_cli.data.rows import Ints, MixedRows, Rows
+from gpas_cli.data.rows import PERIOD, Ints, MixedRows, Rows, shares_of_period
 
 Words = NDArray[np.uint64]
 
@@ -296,32 +296,13 @@ def _groups(sizes: Ints, tokens: int) -> list[int]:
     return bounds
 
 
-# In this many rows in a row each corpus of a mixture has exactly its share, so that weights of three digits are exact.
-_PERIOD = 1000
 _MIXING = 2**40  # added to the number of the period, so that its order is not that of an epoch
-
-
-def _shares_of_period(weights: Sequence[float]) -> Ints:
-    """Return how many of _PERIOD rows each corpus has; largest remainders complete the sum."""
-    exact = np.array(weights) * _PERIOD
-    counts = np.floor(exact + 1e-6).astype(np.int64)
-    most = np.argsort(counts - exact, kind="stable")[: _PERIOD - int(counts.sum())]
-    counts[most] += 1
-    return counts
-
-
-def rows_needed(weights: Sequence[float], rows: int) -> list[int]:
-    """Return how many rows of each corpus a run of `rows` rows reads at most."""
-    if len(weights) == 1:
-        return [rows]
-    shares, (periods, rest) = _shares_of_period(weights), divmod(rows, _PERIOD)
-    return [int(each) for each in periods * shares + np.minimum(shares, rest)]
 
 
 class _MixedOrder:
     """The rows of every update of a run on a mixture, a pure function of seed and update. Thread-safe.
 
-    The run is divided into periods of _PERIOD rows. In each of them every corpus has its share of the rows, at random
+    The run is divided into periods of PERIOD rows. In each of them every corpus has its share of the rows, at random
     places, and continues in its own order where it stopped in the period before.
     """
 
@@ -329,21 +310,21 @@ class _MixedOrder:
         self.batch = batch
         self._firsts = rows.firsts
         self._orders = [RowOrder(len(part), batch, seed) for part in rows.parts.values()]
-        self._shares = _shares_of_period(rows.weights)
+        self._shares = shares_of_period(rows.weights)
         self._period = lru_cache(maxsize=2)(lambda period: self._mixed(seed, period))
 
     def _mixed(self, seed: int, period: int) -> tuple[Ints, Ints]:
-        """Return the corpus of each row of a period, and how many rows of it come before: [_PERIOD], [_PERIOD]."""
+        """Return the corpus of each row of a period, and how many rows of it come before: [PERIOD], [PERIOD]."""
         bounds = np.cumsum(self._shares)
-        corpora = np.searchsorted(bounds, permutation(seed, _MIXING + period, _PERIOD), "right")
-        before = np.empty(_PERIOD, np.int64)
+        corpora = np.searchsorted(bounds, permutation(seed, _MIXING + period, PERIOD), "right")
+        before = np.empty(PERIOD, np.int64)
         by_corpus = np.argsort(corpora, kind="stable")
-        before[by_corpus] = np.arange(_PERIOD) - (bounds - self._shares)[corpora[by_corpus]]
+        before[by_corpus] = np.arange(PERIOD) - (bounds - self._shares)[corpora[by_corpus]]
         return corpora, before
 
     def at(self, step: int) -> Ints:
         """Return the row numbers of update `step` = 0, 1, ...: [batch]."""
-        periods, places = np.divmod(step * self.batch + np.arange(self.batch, dtype=np.int64), _PERIOD)
+        periods, places = np.divmod(step * self.batch + np.arange(self.batch, dtype=np.int64), PERIOD)
         found = np.empty_like(places)
         for period in np.unique(periods).tolist():
             corpora, before = self._period(period)

@@ -10,8 +10,7 @@ from pathlib import Path
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, cached_survey
 from gpas_cli.data.files import Files
-from gpas_cli.data.loader import rows_needed
-from gpas_cli.data.rows import MixedRows, Rows, open_rows
+from gpas_cli.data.rows import MixedRows, Rows, open_rows, rows_needed
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path

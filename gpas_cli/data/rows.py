@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 
 # The start of every 64th document is kept in memory: 6 MB for 51 million documents.
 _STRIDE = 64
+# In this many rows in a row each corpus of a mixture has exactly its share, so that weights of three digits are exact.
+PERIOD = 1000
 # Open files of each kind: a process may often open only 1024, and C4 for the 1B has 780 shards.
 _MAX_OPEN_FILES = 128
 
@@ -267,3 +269,20 @@ def open_rows(shards: Sequence[Shard], layout: str, length: int, *, pad_id: int,
     if layout == "pad":
         return _PaddedRows(shards, length, pad_id, limit)
     return _PackedRows(shards, length, limit)
+
+
+def shares_of_period(weights: Sequence[float]) -> Ints:
+    """Return how many of PERIOD rows each corpus has; largest remainders complete the sum."""
+    exact = np.array(weights) * PERIOD
+    counts = np.floor(exact + 1e-6).astype(np.int64)
+    most = np.argsort(counts - exact, kind="stable")[: PERIOD - int(counts.sum())]
+    counts[most] += 1
+    return counts
+
+
+def rows_needed(weights: Sequence[float], rows: int) -> list[int]:
+    """Return how many rows of each corpus a run of `rows` rows reads at most."""
+    if len(weights) == 1:
+        return [rows]
+    shares, (periods, rest) = shares_of_period(weights), divmod(rows, PERIOD)
+    return [int(each) for each in periods * shares + np.minimum(shares, rest)]

@@ -180,8 +180,8 @@ def missing_texts(wanted: Iterable[TextDemand], cache: Path, root: Path) -> list
     """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
     found: dict[object, MissingText] = {}
     for demand in wanted:
-        from gpas_cli.data.loader import rows_needed  # imports numpy, which a plan without jobs does not need
         from gpas_cli.data.prepare import cached, known_caches, open_sources
+        from gpas_cli.data.rows import rows_needed  # imports numpy, which a plan without jobs does not need
 
         data, caches = demand.data, list[Any]()
         with suppress(SurveyUnknown, DataError, OSError):

@@ -227,7 +227,7 @@ class Expansion:
         cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:
             problem = located(problem, settings, grid.mark)
-            if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
+            if recipe is None and problem.path[:1] == ("optim",) and problem.absent:
                 self.report_missing_recipe(problem, settings, grid.scope.catalogue.sizes)
             else:
                 self.report(problem)

@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.extension import absent
-from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_path
-from gpas_cli.grid.declared import Experiments, Grid, Include, lacking
+from gpas_cli.grid.declared import Claim, Experiments, Grid, Include, lacking
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
 from gpas_cli.grid.include import File, read_files, with_likes
-from gpas_cli.grid.packs import known_packs
+from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid, read_where
 from gpas_cli.grid.resources import read_site
 from gpas_cli.grid.scope import read_scopes
@@ -83,7 +82,7 @@ def interpret(
         included=tuple(file.pack for file in files if file.pack),
         site=profile.nodes,
         seeds=read_seeds(seeds_path(path), {**declared, **grids}, problems),
-        claims=read_claims(main.parts["claims"], declared, grids, packs),
+        claims=_claims(main.parts["claims"], declared, grids, packs),
     )
     problems.extend(check(experiments) if check and not unread else ())
     if problems:
@@ -98,6 +97,16 @@ def interpret(
         }
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
+
+
+def _claims(
+    part: Part, declared: Collection[str], grids: Mapping[str, Grid], packs: Mapping[str, Pack]
+) -> dict[str, tuple[Claim, ...]]:
+    if part.node is None:
+        return {}
+    from gpas_cli.grid.claims import read_claims  # here, because few files have claims
+
+    return read_claims(part, declared, grids, packs)
 
 
 def _of_values(experiments: Experiments, grids: Mapping[str, Grid]) -> list[Problem]:

@@ -133,4 +133,4 @@ def _check_recipes(recipes: Mapping[str, Part], sizes: Collection[str]) -> None:
             child.report(f"no size '{name}'; {nearest(name, sizes)}", child.key)
         found: list[Problem] = []
         replace(child, problems=found).instance(Optim)
-        child.problems.extend(problem for problem in found if problem.message != "is required")
+        child.problems.extend(problem for problem in found if not problem.absent)

@@ -127,7 +127,7 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
         if name in values:
             kwargs[name] = _convert(hints[name], values[name], f.metadata, (name,), problems)
         elif f.default is _MISSING and f.default_factory is _MISSING and name not in misspelt:
-            problems.append(Problem((name,), "is required"))
+            problems.append(Problem((name,), "is required", absent=True))
     made = None if problems else typing.cast(Any, cls)(**kwargs, **dependent)
     return made, tuple(problems)
 

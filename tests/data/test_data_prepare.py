@@ -18,9 +18,9 @@ from small_corpus import sentences, write_jsonl
 
 import gpas_cli.data
 from gpas_cli.data.corpora import SurveyUnknown
-from gpas_cli.data.loader import Batches, RowOrder, rows_needed, validation_batches
+from gpas_cli.data.loader import Batches, RowOrder, validation_batches
 from gpas_cli.data.prepare import Corpus, cached, prepare
-from gpas_cli.data.rows import MixedRows
+from gpas_cli.data.rows import MixedRows, rows_needed
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextUsage, estimate_usage, text_usage, unreadable_reason
 from gpas_cli.errors import DataError, Problem
