@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded
-from roofline import copy_bytes, product_flops
 
+from gpas_cli.extensions.roofline.kernels import copy_bytes, product_flops
 from gpas_cli.train.device import choose_device
 
 _CASE = "facts"

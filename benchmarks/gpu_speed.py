@@ -11,11 +11,12 @@ from unittest.mock import patch
 import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded, seconds_of
-from roofline import PROFILED, profiled, roofline
+from roofline import roofline
 from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from gpas_cli.data.loader import PrefetchedBatches
+from gpas_cli.extensions.roofline.kernels import PROFILED, profiled
 from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cost import predicted, whole_flops_per_token
 from gpas_cli.spec.run import Resources
@@ -93,7 +94,7 @@ def _kernels(scale: Scale, size: str, loop: Loop) -> Iterator[Result]:
         yield Result(size, "launches of an update", sum(row.count for row in rows) / PROFILED)
         idle = 100 * max(0.0, 1 - busy / PROFILED / seconds)
         yield Result(size, "the device does nothing in a profiled update", idle, "%")
-    yield from roofline(size, scale.cell(size), seconds, seen, shrink=scale.shrink)
+    yield from roofline(size, scale.cell(size), seconds, seen)
 
 
 def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:

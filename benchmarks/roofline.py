@@ -1,253 +1,57 @@
-"""Where the time of an update goes, by kind of kernel, beside what this device itself can do: a roofline.
+"""The roofline of an update (`gpas_cli.extensions.roofline.kernels`), and what its products reach with nothing between.
 
     python benchmarks/roofline.py
     PYTHONPATH=. python benchmarks/roofline.py --size 350m --rows 256 --precision bf16
 
-The first trains a small network, as a CPU can. `gpu.py` prints the same rows for each of its sizes. A row is a kind:
-
-    products    of matrices, forward and backward, without the head's
-    attention   the kernel of attention, forward and backward
-    norms       RMSNorm, with the sums of the residual stream (compiled layers fuse them)
-    SwiGLU      silu(gate) * up and its gradients
-    head        logits, loss and the gradients of both: its products and its passes over the logits
-    optimizer   Adam, and the norm of the gradients
-    the rest    rotation, embedding, gates, copies
-    idle        the device waits for the host, or on a CPU nothing: what the profiler sees is all
-
-It has the time of a profiled update, the least FLOPs and bytes of the computation, and its bound: for each of its parts
-the larger of FLOPs over the rate of a large product of matrices, and bytes over the rate of a copy, both as measured on
-this device. Bytes count each tensor of the computation once where it is read or written in the dtype of this precision;
-a kind that keeps a tensor in a cache may beat its bound, as on a CPU with a small network. Then comes the MFU that
-the update would have if this kind alone ran at its bound, and last the one with all kinds at their bounds. The MFU is
-that of the peak in the data sheet; where it is unknown, as for a CPU, of the measured product.
+The first trains a small network, as a CPU can. `gpu.py` prints the same rows for each of its sizes, and
+`gpas bench GRID --profile` the kinds for a cell of yours.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
 
-import torch
 from gpu_report import HEADER, Result
-from gpu_scale import Scale, seconds_of
+from gpu_scale import Scale
 from products import Products
-from torch._C._autograd import DeviceType
-from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
-from gpas_cli.processor import peak_flops
+from gpas_cli.extensions.roofline.kernels import fastest, profiled
+from gpas_cli.extensions.roofline.kernels import roofline as examined
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import parameters, whole_flops_per_token
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import settle_matmul
 from gpas_cli.train.bench import WARMUP_UPDATES, synthetic_loop
-from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.precision import Precision
 
-REST, IDLE = "the rest", "idle"
-# Kind -> what the name of a kernel, or one of the operations that it is part of, contains; the first that fits counts.
-_ANYWHERE = {
-    "head": r"_LinearCrossEntropy|softmax_gradients|cross_entropy",
-    "attention": r"scaled_dot_product|flash|fmha|sdpa",
-    "optimizer": r"Optimizer\.step|[Aa]dam|multi_tensor|vector_norm|_foreach",
-}
-_OF_THE_KERNEL = {"products": r"^aten::(add|b|badd)?mm_?$|gemm|nvjet|cutlass|cublas|xmma|splitK"}
-_THEN_ANYWHERE = {"SwiGLU": r"_GatedDown|silu|sigmoid", "norms": r"_Normed|rsqrt|triton_(red|per)_|^aten::add_?$"}
-KINDS = ("products", "attention", "norms", "SwiGLU", "head", "optimizer", REST)
-_REPEATS = 10
-PROFILED = 2  # updates
 _SMALL = {"hidden": 256, "ffn": 688, "heads": 4, "layers": 6, "vocab": 8192}
 _SMALL_TEXT = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 256}
 
 
-@dataclass(frozen=True)
-class Part:
-    """The least FLOPs and bytes of a part of an update."""
-
-    flops: float
-    bytes: float
-
-    def bound(self, device: Reach) -> float:
-        """Return the seconds that `device` needs at least."""
-        return max(self.flops / device.flops, self.bytes / device.bytes)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What a device reaches, per second: FLOPs in a large product of matrices, bytes read and written in a copy."""
-
-    flops: float
-    bytes: float
-
-    @classmethod
-    def of(cls, dtype: torch.dtype, *, shrink: bool) -> Reach:
-        """Measure this device."""
-        cuda = choose_device().type == "cuda"
-        side, size = (256, 2**20) if shrink else (8192, 2**30) if cuda else (1024, 2**28)
-        return cls(product_flops(side, dtype), copy_bytes(size))
-
-
-def product_flops(side: int, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of a product of two matrices of side x side."""
-    a, b = (torch.randn(side, side, device=choose_device(), dtype=dtype) for _ in range(2))
-    return 2 * side**3 / _fastest(lambda: torch.mm(a, b))
-
-
-def copy_bytes(size: int) -> float:
-    """Return the bytes per second that a copy of `size` bytes reads and writes."""
-    a, b = (torch.zeros(size, device=choose_device(), dtype=torch.uint8) for _ in range(2))
-    return 2 * size / _fastest(lambda: b.copy_(a))
-
-
-def _fastest(do: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of a few repeats, each of several times, after a warm-up."""
-
-    def repeat(number: int) -> None:
-        for _ in range(number):
-            do()
-
-    repeat(3)
-    return min(seconds_of(repeat, _REPEATS) / _REPEATS for _ in range(3))
-
-
-def least(cell: Cell, tokens: int) -> dict[str, list[Part]]:
-    """Return the parts of each kind of an update of `tokens` tokens on full rows. Recomputation does not count."""
-    size = cell.model.size
-    precision = Precision(cell.precision, choose_device())
-    half, weight = precision.matmul(precision.weights).itemsize, precision.weights.itemsize
-    stream = 2 if cell.precision in ("bf16_stream", "pure_bf16") else weight
-    wide, ffn, layers = tokens * size.hidden, tokens * size.ffn, size.layers
-    swiglu = cell.model.family.ffn == "swiglu"
-
-    def linear(inputs: int, outputs: int) -> Part:
-        """y = x W^T, dx and dW: each reads two of the three and writes the other; dW is in the dtype of weights."""
-        states, matrix = tokens * (inputs + outputs), inputs * outputs
-        return Part(6.0 * tokens * matrix, half * (3 * states + 2 * matrix) + weight * matrix)
-
-    hidden = size.hidden
-    layer = [*4 * [linear(hidden, hidden)], *(1 + swiglu) * [linear(hidden, size.ffn)], linear(size.ffn, hidden)]
-    # Forward: q, k, v, o. Backward: these, the gradient of o, and those of q, k and v.
-    attention = Part(6.0 * wide * cell.data.length, 12 * half * wide)
-    # Forward: reads the stream and the branch, writes their sum and the normalised. Backward: the same in reverse,
-    # and reads the stream once more.
-    norm = Part(0.0, wide * (5 * stream + 4 * half))
-    logits = tokens * size.vocab
-    return {
-        "products": layers * layer,
-        "attention": layers * [attention],
-        "norms": (2 * layers + 1) * [norm],
-        # Forward: two are read, one is written. Backward: three are read, two are written.
-        "SwiGLU": layers * swiglu * [Part(0.0, 8 * half * ffn)],
-        # The logits are read, and their gradients written in their place.
-        "head": [linear(hidden, size.vocab), Part(0.0, 2 * half * logits)],
-        # Weight, gradient and two moments are read, all but the gradient are written; the norm reads the gradient.
-        "optimizer": [Part(0.0, 8 * weight * (parameters(cell)))],
-        # q and k are rotated, and their gradients; the rows of the table are read, and their gradients added.
-        REST: [*layers * [Part(0.0, 8 * half * wide)], Part(0.0, (3 * weight + 2 * stream) * wide)],
-    }
-
-
-def kind_of(chain: tuple[str, ...]) -> str:
-    """Return the kind of a kernel. chain: its name, then the operations around it, from the innermost."""
-    whole = "\n".join(chain)
-    tables = ((_ANYWHERE, whole), (_OF_THE_KERNEL, chain[0]), (_THEN_ANYWHERE, whole))
-    found = (kind for table, text in tables for kind, pattern in table.items() if re.search(pattern, text, re.M))
-    return next(found, REST)
-
-
-def times_by_kind(seen: profile) -> dict[str, float]:
-    """Return the seconds of each kind in a profile: of the device's kernels, or on a CPU of all operations."""
-    events: list[FunctionEvent] = list(seen.events() or ())  # type: ignore[no-untyped-call]
-    found: defaultdict[str, float] = defaultdict(float)
-    on_device: defaultdict[str, float] = defaultdict(float)
-    for event in events:
-        if event.device_type != DeviceType.CPU and not event.is_user_annotation:  # which spans kernels
-            on_device[event.name] += event.self_device_time_total
-    cuda = bool(on_device)
-    for event in events:
-        if event.device_type != DeviceType.CPU:
-            continue
-        chain = _around(event)
-        if not cuda:
-            found[kind_of(chain)] += event.self_cpu_time_total / 1e6
-        for kernel in event.kernels:
-            found[kind_of((kernel.name, *chain))] += kernel.duration / 1e6
-            on_device[kernel.name] -= kernel.duration
-    for name, left in on_device.items():  # those that the profiler found no operation for
-        found[kind_of((name,))] += max(0.0, left) / 1e6
-    return found
-
-
-def _around(event: FunctionEvent) -> tuple[str, ...]:
-    names: list[str] = []
-    now: Any = event
-    while now is not None:
-        names.append(now.name)
-        now = now.cpu_parent
-    return tuple(names)
-
-
-def profiled(do: Callable[[int], None]) -> tuple[float, profile]:
-    """Return the seconds of a profiled update, and the profile of PROFILED of them."""
-    activities = [ProfilerActivity.CPU]
-    if choose_device().type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as seen:
-        seconds = seconds_of(do, PROFILED)
-    return seconds / PROFILED, seen
-
-
-def roofline(case: str, cell: Cell, seconds: float, seen: profile, *, shrink: bool) -> Iterator[Result]:
-    """Yield the rows of an update of `cell` on full rows, of which `profiled` has returned the seconds and a profile.
-
-    The device's own speed is measured here.
-    """
-    precision = Precision(cell.precision, choose_device())
-    device = Reach.of(precision.matmul(precision.weights), shrink=shrink)
-    yield Result(case, "roofline: a large product", device.flops / 1e12, "TFLOP/s")
-    yield Result(case, "roofline: a copy, read and written", device.bytes / 1e12, "TB/s")
+def roofline(case: str, cell: Cell, seconds: float, seen: profile) -> Iterator[Result]:
+    """Yield the rows of an update of `cell` on full rows. seconds, seen: what `profiled` has returned."""
     tokens = cell.optim.batch * cell.data.length
+    found = examined(cell, tokens, seconds, seen)
+    yield Result(case, "roofline: a large product", found.reach.flops / 1e12, "TFLOP/s")
+    yield Result(case, "roofline: a copy, read and written", found.reach.bytes / 1e12, "TB/s")
     yield from _products_alone(case, cell, tokens)
-    times = {kind: spent / PROFILED for kind, spent in times_by_kind(seen).items()}
-    yield from rows(case, cell, tokens, seconds, times, device)
-
-
-def rows(
-    case: str, cell: Cell, tokens: int, seconds: float, times: Mapping[str, float], device: Reach
-) -> Iterator[Result]:
-    """Yield a row for each kind. seconds: of an update; times: the part of it that each kind takes."""
-    cuda = choose_device().type == "cuda"
-    peak = (peak_flops(torch.cuda.get_device_name(), cell.precision) if cuda else None) or device.flops
-    needed = whole_flops_per_token(cell) * tokens / peak
-    parts = least(cell, tokens)
-    bounds = {kind: sum(part.bound(device) for part in parts[kind]) for kind in KINDS}
-    yield Result(case, "roofline: MFU of the profiled update", 100 * needed / seconds, "%")
-    for kind in KINDS:
-        spent = times.get(kind, 0.0)
-        flops, moved = (sum(getattr(part, name) for part in parts[kind]) for name in ("flops", "bytes"))
-        text = (
-            f"{1e3 * spent:.2f} ms ({100 * spent / seconds:.1f} %), at its bound {1e3 * bounds[kind]:.2f} ms "
-            f"({flops / 1e12:.3g} TFLOP, {moved / 1e9:.3g} GB), then MFU "
-            f"{100 * needed / (seconds - spent + bounds[kind]):.1f} %"
-        )
-        yield Result(case, f"roofline: {kind}", text)
-    idle = max(0.0, seconds - sum(times.values()))
-    yield Result(
-        case, f"roofline: {IDLE}", f"{1e3 * idle:.2f} ms, without it MFU {100 * needed / (seconds - idle):.1f} %"
-    )
-    yield Result(case, "roofline: MFU with all kinds at their bounds", 100 * needed / sum(bounds.values()), "%")
+    yield Result(case, "roofline: MFU of the profiled update", found.mfu, "%")
+    for kind in found.kinds:
+        bound = ""
+        if kind.bound_seconds is not None and kind.flops is not None and kind.bytes is not None:
+            least = f"{kind.flops / 1e12:.3g} TFLOP, {kind.bytes / 1e9:.3g} GB"
+            bound = f", at its bound {1e3 * kind.bound_seconds:.2f} ms ({least})"
+        text = f"{1e3 * kind.seconds:.2f} ms ({100 * kind.seconds / seconds:.1f} %){bound}, then MFU {kind.mfu:.1f} %"
+        yield Result(case, f"roofline: {kind.name}", text)
+    yield Result(case, "roofline: MFU with all kinds at their bounds", found.bound_mfu, "%")
 
 
 def _products_alone(case: str, cell: Cell, tokens: int) -> Iterator[Result]:
     """Yield what the products of an update, the head's too, reach with nothing between them."""
     products = Products(cell)
-    seconds = _fastest(products.multiply)
+    seconds = fastest(products.multiply)
     rate = products.flops / seconds
     yield Result(case, "roofline: its products alone", rate / 1e12, "TFLOP/s")
     whole = 1e3 * products.flops_per_token * tokens / rate
@@ -274,7 +78,7 @@ def main() -> None:
     updates = _updates(loop)
     updates(WARMUP_UPDATES)
     print(HEADER)
-    for one in roofline(asked.size or "small", cell, *profiled(updates), shrink=asked.shrink):
+    for one in roofline(asked.size or "small", cell, *profiled(updates)):
         print(one.row(), flush=True)
 
 

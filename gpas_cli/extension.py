@@ -44,6 +44,7 @@ IN_WHEEL = {
     "networks": Brought(settings=("network", "start"), parts=("squad", "transformers"), commands=("evaluate",)),
     "page": Brought(commands=("report",)),
     "quantised": Brought(settings=("quantised",)),
+    "roofline": Brought(parts=("roofline",)),
     "theory": Brought(commands=("theory",), curves=("identity_bounds",)),
 }
 _PACKAGE = "gpas_cli.extensions"

@@ -19,8 +19,8 @@ from gpu_report import Report, Result
 from gpu_scale import Scale
 from gpu_speed import _kernels
 from rivals import RIVALS
-from roofline import KINDS, kind_of, least
 
+from gpas_cli.extensions.roofline.kernels import KINDS, kind_of, least
 from gpas_cli.model import layers
 from gpas_cli.spec.cost import whole_flops_per_token
 

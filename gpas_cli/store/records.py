@@ -179,11 +179,13 @@ class AttemptRecord(StageRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(StageRecord):
-    """What the process that measures a cell reads. `processes`: how many share an update in the job."""
+    """What the process that measures a cell reads. `processes`: how many share an update in the job. `profile`: whether
+    it also profiles updates."""
 
     threads: int
     seconds: float
     processes: int = 1
+    profile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,12 +96,14 @@ def measure(
     seconds: float,
     processes: int = 1,
     notify: Callable[[str], None] = lambda message: None,
+    then: Callable[[Cell, Loop], None] = lambda cell, loop: None,
 ) -> Speed:
     """Measure updates of all layers of `cell` for about `seconds`, at least three, after WARMUP_UPDATES.
 
     `processes`: measure one of this many, without communication: its share of the rows and the whole optimizer, as if
     each process had a copy of the network.
-    `notify` is called with a description of each step. Raises GpasError if the network does not fit the device.
+    `notify` is called with a description of each step, `then` with the training at the end. Raises GpasError if the
+    network does not fit the device.
     """
     device = choose_device()
     require_fit(cell, torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0)
@@ -122,10 +124,12 @@ def measure(
         times.append(timed_update(loop))
     per_step = statistics.median(times)
     tokens = (loop.position.tokens - tokens_before) / len(times)
-    return Speed(
+    speed = Speed(
         per_step, tokens / per_step, whole_flops_per_token(cell) * tokens / per_step,
         peak_memory(loop.precision.device), len(times), loop.micro_batch, loop.position.gemm,
     )  # fmt: skip
+    then(measured, loop)
+    return speed
 
 
 def require_fit(cell: Cell, device_bytes: int) -> None:

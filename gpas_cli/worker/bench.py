@@ -9,25 +9,35 @@ from dataclasses import asdict
 from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.extensions import part
 from gpas_cli.store.records import BenchRequest
 from gpas_cli.structure import from_mapping
 
 
 def _run(asked: BenchRequest) -> dict[str, Any]:
-    """Return the fields of `train.bench.Speed` for a cell, and the type of the device that measured it."""
+    """Return the fields of `train.bench.Speed` for a cell, the type of the device that measured it, and if it was asked
+    to profile updates, `roofline`."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.device import choose_device, make_deterministic, use_expandable_segments
 
     make_deterministic(asked.threads)
     use_expandable_segments()
+    found: dict[str, Any] = {}
+
+    def examine(cell: Cell, loop: Any) -> None:
+        if asked.profile:
+            found["roofline"] = asdict(part("roofline")(cell, loop))
+
     speed = measure(
         asked.resolve_cell(),
         asked.resources,
         seconds=asked.seconds,
         processes=asked.processes,
         notify=lambda doing: print(json.dumps({"doing": doing}), flush=True),
+        then=examine,
     )
-    return {**asdict(speed), "device": choose_device().type}
+    return {**asdict(speed), "device": choose_device().type, **found}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`gpas bench`: measure how fast cells train on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +33,7 @@ class _ShapeJson(Document):
     host: str
     time: Time
     cell: str
+    roofline: Annotated[Mapping[str, Any] | None, "with --profile: an update by kind of kernel, and its bounds"] = None
 
 
 class MeasuredJson(DocumentJson):
@@ -45,6 +46,9 @@ def bench(
     names: Names = None,
     where: Where = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds to measure each shape.")] = 20,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also profile updates: their time by kind of kernel, and its bound.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed and memory of a grid's cells.
@@ -53,17 +57,42 @@ def bench(
     `gpas plan` bases its estimates on the result. For a cell that asks for several GPUs, one process is
     measured with its share of the rows, without communication.
 
+    With --profile, it also prints where the time of an update goes, the least time that the device needs for each part
+    (as measured with a large product of matrices and a copy), and the MFU that the update would have if that part took
+    its least time.
+
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
     found = []
     with working("measuring") as show:
-        for one in measure(project(), entries(names, where), seconds, notify=show):
+        for one in measure(project(), entries(names, where), seconds, profile=profile, notify=show):
             found.append(one)
     if as_json:
         shapes = [_ShapeJson(cells=one.cells, **one.facts) for one in found]  # a record of the cache
         print_json(MeasuredJson(shapes=shapes))
     else:
         say(render(found))
+        for one in found if profile else ():
+            say(f"\n{one.job.id}, an update of {1e3 * one.facts['roofline']['seconds']:,.1f} ms:")
+            say(_kinds(one.facts["roofline"]))
+
+
+def _kinds(found: Mapping[str, Any]) -> Columns:
+    """Return a table with a row per kind of kernel."""
+    whole = {"name": "all", "seconds": found["seconds"], "mfu": found["bound_mfu"]}
+    bounds = [kind["bound_seconds"] for kind in found["kinds"] if kind["bound_seconds"] is not None]
+    rows: list[dict[str, Cell]] = [
+        {
+            "kind": kind["name"], "ms": f"{1e3 * kind['seconds']:,.2f}",
+            "share": f"{100 * kind['seconds'] / found['seconds']:.1f} %",
+            "at least, ms": "" if kind.get("bound_seconds") is None else f"{1e3 * kind['bound_seconds']:,.2f}",
+            "then MFU": f"{kind['mfu']:.1f} %",
+        }
+        for kind in [*found["kinds"], {**whole, "bound_seconds": sum(bounds)}]
+    ]  # fmt: skip
+    say(f"MFU {found['mfu']:.1f} %; it reaches {found['reach']['flops'] / 1e12:.3g} TFLOP/s and "
+        f"{found['reach']['bytes'] / 1e9:.3g} GB/s")  # fmt: skip
+    return Columns.of(rows)
 
 
 def render(found: list[Bench]) -> Columns:

@@ -47,9 +47,15 @@ class Bench:
 
 
 def bench(
-    project: Project, entries: Iterable[Any], seconds: float, *, notify: Callable[[str], None] = lambda message: None
+    project: Project,
+    entries: Iterable[Any],
+    seconds: float,
+    *,
+    profile: bool = False,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Bench]:
-    """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results.
+    """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results. With
+    `profile`, they have `roofline`.
 
     Of a job with several processes, one is measured on one device, with its share of the rows and without
     communication. `notify` is called with a line about each step. Raises GpasError if no slot is free or an update
@@ -61,7 +67,7 @@ def bench(
     trainings = [job for job in stage_jobs(entries).values() if job.kind == PRETRAIN]
     alike = grouped((shape(job.cell.to_mapping(), device, here.needs(job.resources)), job) for job in trainings)
     for key, jobs in alike.items():
-        facts = _measure(project, slots, jobs[0], seconds, notify)
+        facts = _measure(project, slots, jobs[0], seconds, profile, notify)
         facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
         path = project.runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
@@ -71,14 +77,16 @@ def bench(
 
 
 def _measure(
-    project: Project, slots: Slots, job: StageJob, seconds: float, notify: Callable[[str], None]
+    project: Project, slots: Slots, job: StageJob, seconds: float, profile: bool, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     one = job.resources.single_process
     lease = slots.take(one)
     if lease is None:
         raise GpasError("every slot of this machine is busy; next to running jobs a measurement would be too slow")
     record = replace(job.record(), resources=one)
-    asked = BenchRequest.of(record, threads=lease.threads, seconds=seconds, processes=job.resources.processes)
+    asked = BenchRequest.of(
+        record, threads=lease.threads, seconds=seconds, processes=job.resources.processes, profile=profile
+    )
     try:
         facts = _run(project, lease, job.id, asked, notify)
     finally:
