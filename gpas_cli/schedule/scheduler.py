@@ -264,7 +264,7 @@ class Scheduler(ClaimScheduler):
 
     def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
-        raise GpasError("--test-only needs SLURM; add --executor slurm")
+        raise GpasError("--test-only: this scheduler does not know when jobs would start; --executor slurm does")
 
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
