@@ -75,9 +75,9 @@ def _conclude(attempt: AttemptDir) -> StageStatus:
 
 
 def _submitted(status: StageStatus, asked: AttemptRecord) -> StageStatus:
-    """Return the status with the SLURM submission that made the attempt, if there is one and no result."""
-    made = asked.slurm if status.state not in RESULTS else None
-    return replace(status, submission=made.submission) if made else status
+    """Return the status with the submission, or the `gpas run`, that made the attempt, if there is no result."""
+    made = asked.slurm.submission if asked.slurm else asked.submitter.id
+    return status if status.state in RESULTS else replace(status, submission=made)
 
 
 def outcome(raw: Sequence[bytes]) -> Outcome | Malformed | None:

@@ -182,11 +182,12 @@ class StageStatus:
     `age`: seconds since the newest evidence. `outcome`: the journal's, "" without one. `cause`: why the stage has
     no result. `attempt` and `directory`: of the attempt that decides the state. `source`: the kind of its
     evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
-    `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
-    it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
-    that ended the process, if known. `stands`: the outcome of an earlier attempt whose result counts until the new run
-    has one. `claimed_for`: the grid for which the claim was made, "" without one. `journal_end`: the last lines of the
-    attempt's journal, for `progress`. `reached`: the progress, if it is not what they say.
+    `submission`: the submission to a scheduler, or the `gpas run`, that made an attempt without a result. `job`: the
+    job as the scheduler reports it. `blocker`: the key of the stage whose failure keeps this one from starting.
+    `signal`: the number of the signal that ended the process, if known. `stands`: the outcome of an earlier attempt
+    whose result counts until the new run has one. `claimed_for`: the grid for which the claim was made, "" without one.
+    `journal_end`: the last lines of the attempt's journal, for `progress`. `reached`: the progress, if it is not what
+    they say.
     """
 
     state: str

@@ -1,6 +1,7 @@
 """Fixtures for tests that start fake jobs."""
 
 from face import face
+from pbs_package import gpas_pbs
 from projects import _quick, project
 
-__all__ = ["_quick", "face", "project"]
+__all__ = ["_quick", "face", "gpas_pbs", "project"]

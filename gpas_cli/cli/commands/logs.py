@@ -65,7 +65,7 @@ def logs(
 
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
-    """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
+    """Print why a cell has no attempt and, unless `quiet`, the output of a job that failed before making one."""
     (state,) = cell_statuses(project().runs, [entry])
     if state.state == "missing" and not state.cause:
         say(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
@@ -73,7 +73,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
     why = f": {state.cause}" if state.cause else ""
     say(f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow")
     if not quiet and (path := log_of(SchedulerView(project().runs), state.key)):
-        print(f"==> its SLURM job: {path}")
+        print(f"==> its job: {path}")
         for text in read_regular(path)[0].decode(errors="replace").splitlines():
             print(printable(f"| {text}"))
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +23,15 @@ from pathlib import Path
 from gpas_cli.errors import advise
 from gpas_cli.files import append_regular
 from gpas_cli.plan.machine import THREAD_VARIABLES, ThisMachine
-from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
 from gpas_cli.schedule.retry import adjusted_to_last_attempt
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
-from gpas_cli.state.claims import Submitter
+from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.locks import Lock
-from gpas_cli.store.records import AttemptRecord, ProcessRecord
+from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, StageRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
@@ -132,14 +131,18 @@ class Process:
 
 @dataclass
 class Spawner:
-    """A launcher of attempts on this machine. The attempt directory is appended to `command`."""
+    """A launcher of attempts on this machine. The attempt directory is appended to `command`.
+
+    `author` is the process or the submission that the attempts name. Jobs of a batch system, the `executor`, stay in
+    the session of this process, whose processes that system may end.
+    """
 
     project: Project
-    code: Callable[..., Snapshot]  # of the extensions `uses`
-    submitter: Submitter
+    author: Author
     command: Sequence[str] = JOB
+    executor: str = LOCAL
 
-    def start(self, job: StageJob, lease: Lease, *, reduce: bool = False) -> Process:
+    def start(self, stage: StageRecord, code: Snapshot, lease: Lease, *, reduce: bool = False) -> Process:
         """Create the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
 
         `reduce`: the last attempt ran out of memory, and this one gets half its micro-batch.
@@ -147,18 +150,18 @@ class Spawner:
         Raises OSError if that fails; if the attempt had already been created, it is recorded as failed.
         """
         runs = self.project.runs
-        record = adjusted_to_last_attempt(self._record(job, lease), attempts(runs, job.key), reduce=reduce)
+        record = adjusted_to_last_attempt(self._record(stage, code, lease), attempts(runs, stage.key), reduce=reduce)
         attempt = create_attempt(runs, record)
         alive = locks.hold(alive_path(attempt))
         try:
-            child = self._launch(attempt, self.code(uses=job.uses), lease, alive)
+            child = self._launch(attempt, code, lease, alive)
         except OSError as error:
             record_exit(attempt, _NOT_STARTED, None, error=f"could not be started: {advise(error)}")
             raise
         finally:
             os.close(alive)
         with suppress(OSError):  # a full disk: the job runs nevertheless, and this process can still signal it
-            process = ProcessRecord(host=self.submitter.host, pid=child.pid, token=token(child.pid))
+            process = ProcessRecord(host=self.author.host, pid=child.pid, token=token(child.pid))
             write_record(process_path(attempt), process)
         return Process(attempt, child)
 
@@ -172,20 +175,13 @@ class Spawner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(alive, *lease.fds),
-                start_new_session=True,  # Ctrl-C or closing the terminal does not signal the jobs
+                start_new_session=self.executor == LOCAL,  # Ctrl-C or closing the terminal does not signal the jobs
             )
 
-    def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
-        code = self.code(uses=job.uses)
+    def _record(self, stage: StageRecord, code: Snapshot, lease: Lease) -> AttemptRecord:
+        root = self.project.config.parent
         return AttemptRecord.of(
-            job.record(),
-            executor="local",
-            created=time.time(),
-            code=code.code,
-            git=dict(code.git),
-            submitter=self.submitter.author,
-            devices=tuple(lease.devices),
-            cache=str(self.project.cache),
-            root=str(self.project.config.parent),
+            stage, executor=self.executor, created=time.time(), code=code.code, git=dict(code.git),
+            submitter=self.author, devices=tuple(lease.devices), cache=str(self.project.cache), root=str(root),
             threads=lease.threads,
-        )
+        )  # fmt: skip

@@ -97,10 +97,10 @@ class LocalRun:
             require_libraries(t.job for t in self._in("waiting"))
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
-            code = cache(partial(snapshot, runs, project=self.project.config.parent))
+            self._code = cache(partial(snapshot, runs, project=self.project.config.parent))
             for task in self._in("waiting"):
-                code(uses=task.job.uses)
-            self._spawner = Spawner(self.project, code, self.claims.submitter, self._command)
+                self._code(uses=task.job.uses)
+            self._spawner = Spawner(self.project, self.claims.submitter.author, self._command)
         except BaseException:
             self.claims.close()
             raise
@@ -245,7 +245,8 @@ class LocalRun:
                 if not mine:  # it was cancelled: `_watch_others` will see its new state
                     task.phase = "followed"
                     return False
-                task.process = self._spawner.start(task.job, lease, reduce=ran_out_of_memory(task.status))
+                code, reduce = self._code(uses=task.job.uses), ran_out_of_memory(task.status)
+                task.process = self._spawner.start(task.job.record(), code, lease, reduce=reduce)
         except OSError as error:
             cause = f"could not be started: {advise(error)}"
             state = "interrupted" if no_disk(error) else "failed"

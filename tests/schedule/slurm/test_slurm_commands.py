@@ -260,7 +260,7 @@ def test_a_failure_before_the_first_attempt_shows_its_cause(site: Site, cause: s
     for words in ((), ("-f",)):
         said = site.gpas("logs", "pre-s1", *words).out
         assert "small/pre-s1 has no attempt; it is failed" in said
-        assert f"==> its SLURM job: {log}\n| {cause}\n" in said
+        assert f"==> its job: {log}\n| {cause}\n" in said
     assert "==>" not in site.gpas("logs", "pre-s1", "--events").out
 
 
