@@ -9,7 +9,6 @@ line. Other fields are ignored.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import urllib.error
 import urllib.request
@@ -165,15 +164,15 @@ def files(setting: str, name: str, part: str, root: Path) -> list[Path]:
 
 
 def read_records(path: Path) -> Iterator[FinetuneRecord]:
-    """Yield the records of a .json or .jsonl file. Raises DataError with file and line for an invalid one."""
+    """Yield the records of a .json or .jsonl file. Raises DataError with the place of an invalid one."""
     for where, value in json_values(path, listed=path.suffix != ".jsonl"):
         yield _record(where, value)
 
 
-def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[Where, Any]]:
-    """Yield the items of a JSON list (`listed`), or the values of JSON lines, each with its place.
+def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a JSON list (`listed`), or the values of JSON lines, each with its place: file and number.
 
-    Without `listed` a file that begins with [ is a list. Raises DataError with file and line for what is not JSON.
+    Without `listed` a file that begins with [ is a list. Raises DataError with the place of what is not JSON.
     """
     text = whole(path)
     if listed is None:
@@ -181,63 +180,27 @@ def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[Whe
     yield from _items(path, text) if listed else _lines(path, text)
 
 
-class Where(NamedTuple):
-    """A character of a file. As a string, its line, which only messages need."""
-
-    path: Path
-    text: str
-    place: int
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.text.count(chr(10), 0, self.place) + 1}"
+def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _parsed(line, f"{path}:{number}: not a line of JSON")
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[Where, Any]]:
-    place = 0
-    for line in text.split("\n"):
-        where = Where(path, text, place)
-        place += len(line) + 1
-        if not line.strip():
-            continue
-        try:
-            value = parse_json(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not a line of JSON: {error}") from error
-        yield where, value
+def _items(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    found = _parsed(text, f"{path}: not JSON")
+    if not isinstance(found, list):
+        raise DataError(f"{path}: not a list of records, [{{...}}, ...]")
+    yield from ((f"{path}, record {number}", value) for number, value in enumerate(found, start=1))
 
 
-def _items(path: Path, text: str) -> Iterator[tuple[Where, Any]]:
-    """Yield the items of one JSON list, each with the place where it begins."""
-    decoder = json.JSONDecoder()
-    place = _after_blanks(text, 0)
-    if text[place : place + 1] != "[":
-        raise DataError(f"{Where(path, text, place)}: not a list of records, [{{...}}, ...]")
-    place = _after_blanks(text, place + 1)
-    while text[place : place + 1] != "]":
-        try:
-            value, end = decoder.raw_decode(text, place)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{Where(path, text, place)}: not JSON: {error}") from error
-        yield Where(path, text, place), value
-        place = _after_blanks(text, end)
-        if text[place : place + 1] == ",":
-            place = _after_blanks(text, place + 1)
-        elif text[place : place + 1] != "]":
-            raise DataError(f"{Where(path, text, place)}: a comma or the end of the list is missing here")
-    after = _after_blanks(text, place + 1)
-    if after < len(text):
-        raise DataError(f"{Where(path, text, after)}: text after the end of the list")
+def _parsed(text: str, fault: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{fault}: {error}") from error
 
 
-def _after_blanks(text: str, place: int) -> int:
-    while text[place : place + 1] in (" ", "\n", "\r", "\t"):
-        place += 1
-    return place
-
-
-def _record(where: Where, value: object) -> FinetuneRecord:
+def _record(where: str, value: object) -> FinetuneRecord:
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(_FIELDS)}")
     texts = ["" if name == "input" and name not in value else text_of(value, name, where) for name in _FIELDS]

@@ -83,22 +83,21 @@ def test_records_are_read_from_lists_and_lines(tmp_path: Path, suffix: str) -> N
     ("text", "message"),
     [
         ("", "a.json is empty (0 bytes)"),
-        ("\n", "a.json:2: not a list of records, [{...}, ...]"),
-        ('{"instruction": "a"}', "a.json:1: not a list of records"),
-        ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json:3: no field 'output'"),
+        ("\n", "a.json: not JSON: Expecting value: line 2 column 1"),
+        ('{"instruction": "a"}', "a.json: not a list of records, [{...}, ...]"),
+        ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json, record 2: no field 'output'"),
         ('[\n {"instruction": "a", "output": "b"},\n\n {"instruction": 5, "output": "b"}\n]',
-         "a.json:4: the field 'in"),
-        ('[{"instruction": "a", "output": ""}]', "a.json:1: the field 'output' is empty"),
+         "a.json, record 2: the field 'in"),
+        ('[{"instruction": "a", "output": ""}]', "a.json, record 1: the field 'output' is empty"),
         ('[{"instruction": "a", "output": "b"},\n"c"]',
-         "a.json:2: a str, not a record with instruction, input, output"),
-        ('[\n{"instruction": "a", "output": "b"}\n{}]', "a.json:3: a comma or the end of the list is missing here"),
-        ('[\n{"instruction": "a", "output: "b"}]', "a.json:2: not JSON: "),
-        ('[{"instruction": "a", "output": "b"}', "a.json:1: a comma or the end of the list is missing here"),
-        ('[{"instruction": "a", "output": "b"}]\n[]', "a.json:2: text after the end of the list"),
-        ('[{"instruction": "a", "output": "\\ud800"}]', "a.json:1: the field 'output' is not Unicode"),
+         "a.json, record 2: a str, not a record with instruction, input, output"),
+        ('[\n{"instruction": "a", "output: "b"}]', "a.json: not JSON: Expecting ':' delimiter: line 2"),
+        ('[{"instruction": "a", "output": "b"}', "a.json: not JSON: Expecting ',' delimiter: line 1"),
+        ('[{"instruction": "a", "output": "b"}]\n[]', "a.json: not JSON: Extra data: line 2"),
+        ('[{"instruction": "a", "output": "\\ud800"}]', "a.json, record 1: the field 'output' is not Unicode"),
     ],
 )  # fmt: skip
-def test_an_invalid_record_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_record_is_named_with_file_and_number(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(DataError) as error:

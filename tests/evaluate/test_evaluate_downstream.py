@@ -192,13 +192,12 @@ def test_a_name_that_cannot_be_a_task_is_refused(tmp_path: Path, name: str) -> N
 LINE = json.dumps(ARC) + "\n"
 # name of the file, its content, the task, words of the message
 REFUSED = [
-    ("a.json", json.dumps([ARC, {}], indent=2), "arc_easy", r"a\.json:16: record 2: no field"),
+    ("a.json", json.dumps([ARC, {}], indent=2), "arc_easy", r"a\.json, record 2: no field"),
     ("a.jsonl", LINE + '{"question": "Wh', "arc_easy", r"a\.jsonl:2: not a line of JSON"),
     ("a.jsonl", LINE + "{}{}", "arc_easy", r"a\.jsonl:2: not a line of JSON"),
     ("a.jsonl", LINE + "[" * 200_000, "arc_easy", r"a\.jsonl:2: not a line of JSON: it is nested too deeply"),
-    ("a.json", json.dumps([ARC], indent=2).rstrip("]\n"), "arc_easy",
-     "a comma or the end of the list is missing here"),
-    ("a.json", (REAL / "llm_adapters/boolq.json").read_text(), "boolq", r"a\.json:2: record 1: no field 'passage'"),
+    ("a.json", json.dumps([ARC], indent=2).rstrip("]\n"), "arc_easy", r"a\.json: not JSON: Expecting ',' delimiter"),
+    ("a.json", (REAL / "llm_adapters/boolq.json").read_text(), "boolq", r"a\.json, record 1: no field 'passage'"),
 ]  # fmt: skip
 
 

@@ -329,7 +329,7 @@ def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("triviaqa", {"question": "Who?"}, "record 1: no field 'answer'"),
+        ("triviaqa", {"question": "Who?"}, "rows.jsonl:1: no field 'answer'"),
         ("tydiqa", {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
          "another language"),
         ("squadv2", {"question": "a", "context": "b", "answers": {"text": []}}, "no field 'title'"),

@@ -152,12 +152,12 @@ def import_task(source: Path, task: str, root: Path, examples: Path | None = Non
 def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
     """Return the documents of a file, read by the form of the task. Raises DataError with the place of each problem."""
     documents, problems = [], []
-    for number, (where, document) in enumerate(_records(source, task), start=1):
+    for where, document in _records(source, task):
         try:
             form_of(task).read(document)
             documents.append(document)
         except FormError as error:
-            problems.append(f"{where}: record {number}: {error}")
+            problems.append(f"{where}: {error}")
     if problems:
         more = f"\nand {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
         raise DataError("\n".join(problems[:_MOST_PROBLEMS]) + more)
@@ -166,11 +166,12 @@ def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
     return documents
 
 
-def _records(source: Path, task: str) -> Iterator[tuple[object, Any]]:
+def _records(source: Path, task: str) -> Iterator[tuple[str, Any]]:
     """Yield the records of a file with their places. Raises DataError for what is not JSON."""
     if task in IN_FILES and source.is_file():
         with suppress(ValueError, KeyError, TypeError):  # not the authors' file but rows of it
-            yield from [(source, row) for row in rows_in(parse_json(source.read_bytes()), task)]
+            rows = rows_in(parse_json(source.read_bytes()), task)
+            yield from [(f"{source}, record {number}", row) for number, row in enumerate(rows, start=1)]
             return
     yield from json_values(source)
 
