@@ -6,7 +6,6 @@ Its loss, gradient norm and, when observed, statistics of every layer stay on th
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,14 +14,13 @@ from functools import cached_property
 from itertools import islice
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED, Batch, Draw
 from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
-from gpas_cli.model.dtensors import first_row, is_shard, local, sum_of_shards
+from gpas_cli.model.dtensors import is_shard, local, sum_of_shards
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.depth import ActiveLayers
@@ -81,41 +79,21 @@ class GradientNorms:
     """Where an update's gradients are not finite, on the device.
 
     `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
-    here), before clipping, shape (gradients,). `rows`: the sum of each row of the embedding's, None without gradient.
-    `first_tokens`: the first token of each row of the batch, shape (batch,).
+    here), before clipping, shape (gradients,).
     """
 
     network: Llama
     held: tuple[bool, ...]
     norms: Tensor
-    rows: Tensor | None
-    first_tokens: Ints
 
     def first_fault(self, world: World) -> str:
-        """Return the name of the first parameter by depth whose gradient is not finite, with the row of an embedding,
-        as "model.embed_tokens.weight, row 3"; "" if there is none. Waits for the device. Collective.
+        """Return the name of the first parameter by depth whose gradient is not finite; "" if there is none. Waits for
+        the device. Collective.
         """
-        held = [item for item, has in zip(self.network.named_parameters(), self.held, strict=True) if has]
-        first = world.min(_first_fault(self.norms))
-        if first >= len(held):
-            return ""
-        name, parameter = held[first]
-        table = self.network.model.embed_tokens.weight
-        if parameter is not table or self.rows is None:
-            return name
-        return f"{name}, row {world.min(first_row(table) + _first_fault(self.rows))}"
-
-    def row_at_zero(self) -> str:
-        """Return the row of the batch that begins with an id whose embedding stays 0, in words; "" without one.
-
-        The stream of that token is 0 in every layer, where each norm multiplies its gradient by 1/sqrt(eps).
-        """
-        spec = self.network.spec
-        last = spec.size.vocab - 1
-        (found,) = np.nonzero(self.first_tokens == last)
-        if not spec.init.zero_last_row or not len(found):
-            return ""
-        return f"row {found[0]} of its batch begins with id {last}, whose embedding init.zero_last_row keeps at 0"
+        held = [name for (name, _), has in zip(self.network.named_parameters(), self.held, strict=True) if has]
+        faulty = (place for place, norm in enumerate(self.norms.tolist()) if not math.isfinite(norm))
+        first = world.min(next(faulty, len(held)))
+        return held[first] if first < len(held) else ""
 
 
 @dataclass(frozen=True)
@@ -134,17 +112,6 @@ class Update:
     gradients: GradientNorms | None = None
     loss_scale: float | None = None
     skipped: bool = False
-
-
-def embedding_rows(network: Llama) -> Tensor | None:
-    """Return the sum of each row of the embedding's gradient (of a shard's rows in this process), shape (rows,)."""
-    gradient = network.model.embed_tokens.weight.grad
-    return None if gradient is None else local(gradient).sum(1)
-
-
-def _first_fault(values: Tensor) -> int:
-    """Return the index of the first value that is not finite; a number above all indices if there is none."""
-    return next((i for i, value in enumerate(values.tolist()) if not math.isfinite(value)), sys.maxsize // 2)
 
 
 _Streams = Sequence[Mapping[str, Tensor]]
@@ -300,10 +267,9 @@ class Loop:
         if self.depth:
             self.depth.fill_skipped(self.network, active)
         layers = measure_layers(self.network, streams, active) if observe else None
-        rows = embedding_rows(self.network)
         norm, norms = clip(self._parameters, self._gates, self.spec)
         held = tuple(p.grad is not None for p in self._parameters)
-        gradients = GradientNorms(self.network, held, norms, rows, batch.inputs[:, 0].copy())
+        gradients = GradientNorms(self.network, held, norms)
         set_learning_rate(self.optimizer, rate)
         # This waits for the device, as torch.amp.GradScaler does. Without loss scaling, the observer
         # synchronises once per several updates.

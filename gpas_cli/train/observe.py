@@ -313,8 +313,7 @@ class Observer:
         gradients = next(update.gradients for update in pending if update.step == found.step)
         parameter = gradients.first_fault(self.world) if gradients else ""
         first = f", first in the gradient of {parameter}" if parameter else ""
-        zero = gradients.row_at_zero() if gradients else ""
-        return replace(found, cause=f"{found.cause}{first}{zero and '; '}{zero}", parameter=parameter)
+        return replace(found, cause=f"{found.cause}{first}", parameter=parameter)
 
     def _check(self, step: int, loss: float, norm: float | None) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)

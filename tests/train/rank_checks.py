@@ -5,7 +5,6 @@ from hashlib import sha256
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -16,7 +15,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.train import assemble, loss, parallel
 from gpas_cli.train import loop as training
 from gpas_cli.train.bench import SyntheticBatches
-from gpas_cli.train.loop import GradientNorms, embedding_rows, measure_layers
+from gpas_cli.train.loop import GradientNorms, measure_layers
 from gpas_cli.train.observe import fetch
 from gpas_cli.train.parallel import World
 from gpas_cli.train.precision import Precision
@@ -59,8 +58,8 @@ def sharded_series(world: World) -> dict[str, Any]:
     if world.rank == 1:  # the other process has no damage in its part
         local(table.grad)[2] = math.inf
     _, norms = joint_norm(p.grad for p in network.parameters() if p.grad is not None)
-    fault = GradientNorms(network, held, norms, embedding_rows(network), np.zeros(1, int)).first_fault(world)
-    return {**found, "fault": fault, "row": len(table) // 2 + 2}
+    fault = GradientNorms(network, held, norms).first_fault(world)
+    return {**found, "fault": fault}
 
 
 def overflow_in_one(world: World) -> dict[str, Any]:

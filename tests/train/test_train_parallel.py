@@ -319,7 +319,7 @@ def test_processes_skip_the_same_updates(room: Path) -> None:
 def test_norms_and_the_first_fault_of_a_sharded_network_are_those_of_the_whole(room: Path) -> None:
     for one in result_of(room, "sharded_series"):
         assert one["sharded"] == {name: pytest.approx(series, rel=1e-5) for name, series in one["whole"].items()}
-        assert one["fault"] == f"model.embed_tokens.weight, row {one['row']}"
+        assert one["fault"] == "model.embed_tokens.weight"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the trials are forks, which cannot use a GPU")
