@@ -1,4 +1,4 @@
-"""Rows to finetune on: records rendered, tokenised with the network's tokenizer, cached, and cut into rows.
+"""Rows to finetune on: records rendered, tokenised with the network's tokenizer, and cut into rows.
 
     pack   p1 p1 a1 </s> p2 a2 a2 </s> ...     cut every `length` tokens, like the packed rows of pretraining
     pad    p1 p1 a1 </s> .  .                  one example in each row, truncated or filled
@@ -6,17 +6,10 @@
 p: tokens of the prompt, a: tokens of the answer. Under `loss_on: output` only the answers and the end tokens are
 targets. The prompt ends where the tokens of the prompt alone and of the whole example first differ: a tokenizer
 may join the end of the prompt with the beginning of the answer.
-
-    <cache>/instructions/<key16>/spec.json       what the key is the digest of
-                                /examples.npz    ids of all examples, end to end; tokens of each example and its prompt
-                                /examples.json   sha256 of examples.npz, written last
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +29,6 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import Finetune
 
-_FORMAT = 1
 _ENCODED_AT_ONCE = 10_000  # records
 
 
@@ -51,11 +43,6 @@ class _Examples:
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @property
-    def answer_tokens(self) -> int:
-        """The number of tokens after the prompts."""
-        return int(self.lengths.sum(dtype=np.int64) - self.prompts.sum(dtype=np.int64))
 
     @cached_property
     def starts(self) -> Ints:
@@ -152,10 +139,10 @@ class Instructions:
 def prepare_instructions(
     spec: Finetune, tokenizer: Tokenizer, cache: Path, *, root: Path, notify: Notify = lambda message: None
 ) -> Instructions:
-    """Return the rows of a finetuning under the tokenizer of its network, from `cache`, after tokenising if necessary.
+    """Return the rows of a finetuning under the tokenizer of its network. Downloads are kept in `cache`.
 
-    Relative paths start from `root`. `notify` is called before steps that take time. Many processes may call this at
-    once. Raises DataError if records are unavailable or invalid, or do not fill one row.
+    Relative paths start from `root`. `notify` is called before steps that take time. Raises DataError if records
+    are unavailable or invalid, or do not fill one row.
     """
     training = training_source(spec, cache, root, notify)
     rows = InstructionRows(_examples(training, spec, tokenizer, cache, notify), spec, tokenizer.pad_id)
@@ -172,27 +159,10 @@ def prepare_instructions(
 
 
 def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache: Path, notify: Notify) -> _Examples:
-    """Return the examples of a source, from `cache` or after tokenising them. Raises DataError."""
+    """Return the tokenised examples of a source. Raises DataError."""
     assert spec.template is not None
-    facts = {
-        "format": _FORMAT,
-        "fingerprint": source.fingerprint(cache),
-        "template": spec.template,
-        "tokenizer": tokenizer.identity,
-        "vocab": tokenizer.vocab,
-        "eos": tokenizer.eos_id,
-    }
-    folder = cache / "instructions" / disk.digest(facts)
-    found = _read(folder, str(facts["fingerprint"]))
-    if found is None:
-        with disk.locked(folder):
-            found = _read(folder, str(facts["fingerprint"]))
-            if found is None:
-                notify(f"tokenising the {source.part} records of {source.name}")
-                found = encode(source.records(), spec.template, tokenizer, str(facts["fingerprint"]))
-                disk.write_json(folder / "spec.json", facts)
-                _write(folder, found)
-    return found
+    notify(f"tokenising the {source.part} records of {source.name}")
+    return encode(source.records(), spec.template, tokenizer, source.fingerprint(cache))
 
 
 def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenizer, fingerprint: str) -> _Examples:
@@ -216,28 +186,3 @@ def _common(head: Sequence[int], whole: Sequence[int]) -> int:
     """Return the length of the common prefix of both."""
     differing = (place for place, (own, other) in enumerate(zip(head, whole, strict=False)) if own != other)
     return next(differing, min(len(head), len(whole)))
-
-
-def _write(folder: Path, examples: _Examples) -> None:
-    content = io.BytesIO()
-    np.savez(content, ids=examples.ids, lengths=examples.lengths, prompts=examples.prompts)
-    disk.write(folder / "examples.npz", content.getvalue())
-    facts = {"examples": len(examples), "tokens": len(examples.ids), "answer_tokens": examples.answer_tokens}
-    disk.write_json(folder / "examples.json", {**facts, "sha256": hashlib.sha256(content.getvalue()).hexdigest()})
-
-
-def _read(folder: Path, fingerprint: str) -> _Examples | None:
-    """Return the cached examples, None if they are missing or differ from their checksum. Raises DataError."""
-    recorded = disk.read_json(folder / "examples.json")
-    if recorded is None:
-        return None
-    try:
-        content = (folder / "examples.npz").read_bytes()
-        if hashlib.sha256(content).hexdigest() != recorded.get("sha256"):
-            return None
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return _Examples(fingerprint, *(arrays[name] for name in ("ids", "lengths", "prompts")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{folder}: cannot be read: {error}; delete it to tokenise again") from error

@@ -205,7 +205,7 @@ def test_only_answers_and_end_tokens_are_targets(tokenizer: Tokenizer) -> None:
     examples = encode([FinetuneRecord("xy", "", "z"), FinetuneRecord("p", "", "qr")], "plain", tokenizer, "f")
     assert words(tokenizer, examples.ids) == ["x", "y", "z", "</s>", "p", "q", "r", "</s>"]
     assert examples.answers.tolist() == [False, False, True, True, False, True, True, True]
-    assert (examples.answer_tokens, len(examples)) == (5, 2)
+    assert len(examples) == 2
     rows = InstructionRows(examples, spec(length=7), pad_id=0)
     batch = rows.batch(np.array([0]))
     assert words(tokenizer, batch.inputs[0]) == ["x", "y", "z", "</s>", "p", "q", "r"]
@@ -264,7 +264,7 @@ def test_held_out_rows_are_the_same_ones_up_to_the_budget(tokenizer: Tokenizer) 
     assert list(held_out_batches(None, 4, 10)) == []
 
 
-def test_examples_are_tokenised_once_and_again_when_the_cache_is_damaged(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_rows_are_of_the_records_of_now(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"instruction": "xy", "input": "", "output": "z"}] * 20))
     done: list[str] = []
@@ -277,11 +277,6 @@ def test_examples_are_tokenised_once_and_again_when_the_cache_is_damaged(tmp_pat
     assert done == ["tokenising the train records of a.json"]
     assert rows() == first
     assert rows(length=4, loss_on="all") != first
-    assert len(done) == 1, "rows are cut from the same tokens"
-    (cached,) = (tmp_path / "cache").glob("instructions/*/examples.npz")
-    cached.write_bytes(cached.read_bytes()[:-30])
-    assert rows() == first
-    assert len(done) == 2
     path.write_text(json.dumps([{"instruction": "xy", "input": "", "output": "w"}] * 20))
     assert rows() != first
 
