@@ -35,24 +35,12 @@ _MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
 @dataclass(frozen=True)
-class _MeasuredSpeed:
-    """The tokens per second of a job, including padding.
-
-    `processes`: 1 if the whole job was measured. Otherwise one of this many processes was measured; the others are
-    assumed to be as fast, and their communication to be free.
-    """
-
-    tokens_per_second: float
-    processes: int = 1
-
-
-@dataclass(frozen=True)
 class Work:
     """The cost of one job.
 
     `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
-    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured; `alone`: on one of several processes,
-    without their communication. `whole`: the tokens of a job that starts at its first update.
+    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured. `whole`: the tokens of a job that
+    starts at its first update.
     """
 
     job: StageJob
@@ -61,7 +49,6 @@ class Work:
     device: str
     devices: int
     measured: bool
-    alone: bool = False
     whole: float = 0.0
 
     @property
@@ -123,8 +110,8 @@ def _equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = lambda ce
     return kind.cost(sized(job.cell), job.cadence, resumed)
 
 
-def _measured_speeds(runs: Path) -> dict[Shape, _MeasuredSpeed]:
-    """Return shape -> its speed.
+def _measured_speeds(runs: Path) -> dict[Shape, float]:
+    """Return shape -> the tokens per second of its jobs, including padding.
 
     The speed of a shape is the median over its attempts in `runs`, or else the measurement of `gpas bench`. Damaged
     attempts are skipped. Of the others, of which there are many, no more is interpreted than tells their shape.
@@ -139,15 +126,11 @@ def _measured_speeds(runs: Path) -> dict[Shape, _MeasuredSpeed]:
                 found.setdefault(own, []).append(positions / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
-    return _measured(runs) | {own: _MeasuredSpeed(statistics.median(speeds)) for own, speeds in found.items()}
+    return _measured(runs) | {own: statistics.median(speeds) for own, speeds in found.items()}
 
 
 def _works(
-    jobs: Iterable[StageJob],
-    machine: Machine,
-    speeds: Mapping[Shape, _MeasuredSpeed],
-    resume: Mapping[str, int],
-    sized: Sized,
+    jobs: Iterable[StageJob], machine: Machine, speeds: Mapping[Shape, float], resume: Mapping[str, int], sized: Sized
 ) -> list[Work]:
     """Return the cost of each job. Jobs that differ only in the seed are equally expensive."""
     known: dict[Hashable, Work] = {}
@@ -162,7 +145,7 @@ def _works(
     return works
 
 
-def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, _MeasuredSpeed], resumed: int, sized: Sized) -> Work:
+def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resumed: int, sized: Sized) -> Work:
     tokens = _equivalent_tokens(job, resumed, sized)
     whole = _equivalent_tokens(job, 0, sized) if resumed else tokens
     device = machine.device(job.resources)
@@ -175,8 +158,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, _MeasuredSpeed
     if speed is None:
         seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
         return Work(job, tokens, seconds / 3600, device, devices, measured=False, whole=whole)
-    hours = tokens / speed.tokens_per_second / 3600
-    return Work(job, tokens, hours, device, devices, measured=True, alone=speed.processes > 1, whole=whole)
+    return Work(job, tokens, tokens / speed / 3600, device, devices, measured=True, whole=whole)
 
 
 def _longest(works: Sequence[Work]) -> float:
@@ -190,11 +172,8 @@ def _longest(works: Sequence[Work]) -> float:
 def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     if assumed := machine.assumed_speed():
         return (assumed.basis(distinct(work.job.cell for work in works)),) if works else ()
-    whole = sum(work.measured and not work.alone for work in works)
-    lines = [f"{whole} of {len(works)} jobs: the measured speed of that shape"] if whole else []
-    if alone := sum(work.alone for work in works):
-        of = f"{alone} of {len(works)} jobs"
-        lines.append(f"{of}: the speed of one of their processes, measured without the others' communication")
+    known = sum(work.measured for work in works)
+    lines = [f"{known} of {len(works)} jobs: the measured speed of that shape"] if known else []
     guessed = [work for work in works if not work.measured]
     rates = sorted({_ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
     rates_used = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
@@ -252,14 +231,14 @@ def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
     return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
 
 
-def _measured(runs: Path) -> dict[Shape, _MeasuredSpeed]:
-    """Return shape -> its speed, measured on this machine. Damaged files are skipped."""
+def _measured(runs: Path) -> dict[Shape, float]:
+    """Return shape -> its speed, measured on this machine; of jobs with several processes on one of these, without the
+    others' communication. Damaged files are skipped."""
     found = {}
     for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
         facts = read_json(path) or {}
         try:
-            speed = _MeasuredSpeed(float(facts["positions_per_second"]), int(facts.get("processes", 1)))
-            found[tuple(facts["shape"])] = speed
+            found[tuple(facts["shape"])] = float(facts["positions_per_second"])
         except (KeyError, TypeError, ValueError):
             continue
     return found

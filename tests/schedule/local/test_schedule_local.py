@@ -34,7 +34,7 @@ from gpas_cli.events import Outcome
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.plan.estimate import _measured, _MeasuredSpeed
+from gpas_cli.plan.estimate import _measured
 from gpas_cli.plan.machine import ThisMachine, machine
 from gpas_cli.plan.plan import plan
 from gpas_cli.plan.stage_jobs import StageJob
@@ -364,7 +364,7 @@ def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> Non
     assert facts["steps"] >= 3
     # Padding counts as part of a position but not as a token.
     assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
-    assert list(_measured(here.runs).values()) == [_MeasuredSpeed(facts["positions_per_second"])]
+    assert list(_measured(here.runs).values()) == [facts["positions_per_second"]]
     estimate = plan(here.runs, chosen(here)).estimate
     assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
     assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
@@ -389,12 +389,12 @@ def test_of_several_processes_one_is_measured(here: Project) -> None:
     assert (facts["processes"], facts["micro_batch"]) == (2, 4)
     # Both processes compute 4 rows of 64 in that time.
     assert _measured(here.runs) == {
-        tuple(facts["shape"]): _MeasuredSpeed(8 * 64 / facts["seconds_per_step"], processes=2)
+        tuple(facts["shape"]): 8 * 64 / facts["seconds_per_step"]
     }  # fmt: skip
     assert facts["tokens_per_second"] < 4 * 64 / facts["seconds_per_step"]
     estimate = plan(here.runs, chosen(here)).estimate
     assert estimate.basis == (
-        "4 of 4 jobs: the speed of one of their processes, measured without the others' communication",
+        "4 of 4 jobs: the measured speed of that shape",
     )
     assert estimate.core_hours == pytest.approx(2 * estimate.tokens / facts["positions_per_second"] / 3600)
     assert "tiny/s1" in str(render([found]).rows)
