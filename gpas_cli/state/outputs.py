@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpas_cli.checkpoints import path_of, step_of
+from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import GpasError
-from gpas_cli.events import KINDS, Evaluation, Event, Score, TextFacts
+from gpas_cli.events import KINDS, Event, Score, TextFacts
 from gpas_cli.extension import missing
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.extensions import part
@@ -88,13 +88,6 @@ def text_of(checkpoint: Path) -> TextFacts:
     lines, _, _ = read(AttemptDir(checkpoint.parents[1]).journal_path)
     events = (line.event for line in reversed(lines) if line.kind == "data")
     return next((event for event in events if isinstance(event, TextFacts) and event.tokenizer), TextFacts())
-
-
-def evaluation_of(runs: Path, key: str, checkpoint: Path) -> Evaluation | None:
-    """Return the newest evaluation in the training `key` at the update of `checkpoint`, None if there is none."""
-    step = step_of(checkpoint)
-    found = [event for event in recorded_events(runs, key, Evaluation) if event.step == step]
-    return found[-1] if found else None
 
 
 def scores_of(runs: Path, keys: Iterable[str], name: str) -> list[Score]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import yaml
 
 from gpas_cli import __version__
-from gpas_cli.errors import GpasError
-from gpas_cli.events import Evaluation, Score, TextFacts
+from gpas_cli.events import TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.equation import description
@@ -21,22 +20,19 @@ from gpas_cli.spec.parse import flat, plain
 from gpas_cli.words import one_line
 
 AUTO_CLASS = "AutoModelForCausalLM"  # the class of transformers that loads it
-_LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrigin:
     """What is recorded about the weights: the cell's name, and the version of the code and the git commit of the last
-    training. `evaluation`: after its last update. `scores`: at tasks and on texts."""
+    training."""
 
     name: str = ""
     code: str = ""
     commit: str = ""
     dirty: bool = False
     text: TextFacts = field(default_factory=TextFacts)  # the journalled facts about the text of the last training
-    evaluation: Evaluation | None = None
-    scores: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +66,6 @@ class ExportReport:
     notes: tuple[str, ...]
 
 
-def check_license(name: str) -> str:
-    """Return `name` in the hub's spelling of licences, "" for none. Raises GpasError if it cannot be a licence id."""
-    if name and not _LICENSE.fullmatch(name):
-        raise GpasError(f"--license: '{name}' is not the id of a licence, such as apache-2.0, mit or cc-by-4.0")
-    return name.lower()
-
-
 def card(
     cell: Cell,
     origin: TrainingOrigin,
@@ -85,7 +74,6 @@ def card(
     *,
     tokenizer: bool,
     local_text: bool = False,
-    license_id: str = "",
 ) -> str:
     """Return the text of README.md for the export of `cell` to `folder`.
 
@@ -100,12 +88,11 @@ def card(
         "## Network": _network(cell, written),
         **{f"## {name.capitalize()}": _bullets(facts) for name, facts in _trainings(cell).items()},
         "## Weights": _bullets(_weights(cell, origin, written)),
-        "## Evaluation": _evaluation(origin, written.measured),
+        "## Evaluation": _evaluation(written.measured),
     }
     named = [] if local_text else list(dict.fromkeys(name for part in cell.data.parts for name in _datasets(part)))
     tags = [re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")]
     head = {
-        "license": license_id,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * (written.form == "bundled"),
@@ -172,33 +159,12 @@ def _weights(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[
     }
 
 
-def _evaluation(origin: TrainingOrigin, measured: Comparison) -> str:
+def _evaluation(measured: Comparison) -> str:
     perplexity = measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity
-    lines = ["Not evaluated at export: the held-out text was not available."]
-    if perplexity is not None:
-        where = f"the first {measured.held_out_tokens:,} tokens of the held-out text"
-        lines = [f"Perplexity {perplexity:.6g} on {where}, measured with these weights."]
-    if (found := origin.evaluation) is not None:
-        numbers = {"perplexity": found.perplexity, "loss on held-out answers": found.answer_loss}
-        known = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
-        lines += [f"Measured in training, after update {found.step:,}: {', '.join(known)}."] if known else []
-    if origin.scores:
-        lines.append(_scores(origin.scores))
-    return "\n\n".join(lines)
-
-
-def _scores(scores: Sequence[Score]) -> str:
-    """Return a table of scores; accuracies are fractions."""
-    head = ("task", "metric", "value", "standard error", "examples", "shots", "measured by")
-    rows = [
-        (
-            one.task, one.metric, f"{one.value:.4g}", "" if one.stderr is None else f"{one.stderr:.2g}",
-            f"{one.examples:,}", str(one.shots), one.harness,
-        )
-        for one in scores
-    ]  # fmt: skip
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(one_line(word).replace('|', '/') for word in line)} |" for line in lines)
+    if perplexity is None:
+        return "Not evaluated at export: the held-out text was not available."
+    where = f"the first {measured.held_out_tokens:,} tokens of the held-out text"
+    return f"Perplexity {perplexity:.6g} on {where}, measured with these weights."
 
 
 def _bullets(facts: Mapping[str, Any]) -> str:

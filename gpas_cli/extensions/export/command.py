@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from gpas_cli.checkpoints import short_name
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
@@ -25,7 +24,7 @@ from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import part
 from gpas_cli.spec.run import PRIVATE
-from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
+from gpas_cli.state.outputs import newest_checkpoint, text_of
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
 from gpas_cli.structure import FLAT, DocumentJson
@@ -88,9 +87,6 @@ def export(
         bool,
         typer.Option("--bundled", help="Export the network with its own code even if plain LLaMA weights suffice."),
     ] = False,
-    license_id: Annotated[
-        str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
-    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Write a cell for transformers, or the evidence of tables.
@@ -123,7 +119,7 @@ def export(
         raise GpasError("name a cell and the folder to write, grids with --archive FILE, or a cell with --contribute")
     from gpas_cli.extensions.export.network import ExportOptions  # imports torch
 
-    options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled, license_id=license_id)
+    options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled)
     _network(words[0], options, as_json)
 
 
@@ -221,16 +217,12 @@ def _checkpoint(entry: Entry) -> Path:
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     """Return what the run directories record about the checkpoint `trained`, for the model card."""
     attempt = AttemptDir(trained.parents[1]).read_attempt()
-    runs = project().runs
-    scoring = [stage.key for stage in entry.cell.stages if not stage.declared.trains]
     return TrainingOrigin(
         name=entry.id,
         code=attempt.code,
         commit=str(attempt.git.get("commit", "")),
         dirty=bool(attempt.git.get("dirty")),
         text=text,
-        evaluation=evaluation_of(runs, entry.cell.trained.key, trained),
-        scores=tuple(scores_of(runs, scoring, short_name(trained))),
     )
 
 

@@ -15,7 +15,7 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.loader import CAUSAL, Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card, check_license
+from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card
 from gpas_cli.extensions.export.files import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.extensions.export.fold import LLAMA_PARTS, fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.llama import Llama
@@ -41,7 +41,6 @@ class ExportOptions:
     folder: Path
     max_error: float = _MAX_ERROR
     bundled: bool = False
-    license_id: str = ""  # for the model card
 
 
 def export(
@@ -58,7 +57,7 @@ def export(
     """Export the network of `trained`, the checkpoint of the cell's last training stage, to `options.folder`.
 
     `tokenizer` is the identity of the tokenizer in training, if known; `origin` is for the model card. Writes nothing
-    and raises GpasError if the checkpoint is damaged, the folder is not empty, the licence is not an id, or the error
+    and raises GpasError if the checkpoint is damaged, the folder is not empty, or the error
     of folding exceeds `options.max_error`.
     """
     _check(cell, options)
@@ -86,7 +85,6 @@ def export(
     readme = card(
         cell, origin or TrainingOrigin(), written, options.folder, tokenizer=bool(tokenizer_files),
         local_text=any(part.path and (root / part.path).exists() for part in cell.data.parts),
-        license_id=check_license(options.license_id),
     )  # fmt: skip
     about = {"gpas.json": _origin(cell, written), "README.md": readme}
     own_files = (bundled_files if reason else llama_files)(network, tokens)
@@ -98,7 +96,6 @@ def export(
 def _check(cell: Cell, options: ExportOptions) -> None:
     """Raise GpasError if the network cannot be exported as the options say, whatever its weights are."""
     check_target(options.folder)
-    check_license(options.license_id)
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
     family = asdict(cell.model.family)
