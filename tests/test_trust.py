@@ -353,7 +353,7 @@ def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeyp
         *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
         *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("logs", "pre-s1"), ("status", "--watch", "small")),
         *(("table", "small"), ("doctor",), ("db", "check"), ("report", "-o", "report.html")),
-        ("export", "--archive", "small.tar", "small"),
+        ("export", "--archive", "small.tar.gz", "small"),
     )
     for words in commands:
         for said in (toy.said(*words), toy.said(*words, "--json")):
@@ -366,7 +366,7 @@ def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeyp
         "account": "annslab",
     }  # fmt: skip
     assert (toy.folder / "report.html").exists()
-    assert (toy.folder / "small.tar").exists()
+    assert (toy.folder / "small.tar.gz").exists()
     assert toy.shown() == []
 
 

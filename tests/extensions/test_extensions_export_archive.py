@@ -71,9 +71,9 @@ def test_a_reader_rebuilds_the_database_and_prints_the_same_table(finished: Face
 
 
 def test_it_holds_records_journals_and_code_and_nothing_else(finished: Face, tmp_path: Path) -> None:
-    document = finished("export", "--archive", "small.tar", "small", "--json").json
+    document = finished("export", "--archive", "small.tar.gz", "small", "--json").json
     check("export archive", document)
-    folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
+    folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert document["archive"]["files"] == len(files)
     names = {Path(name).name for name in files}
@@ -104,8 +104,8 @@ def test_plugins_and_files_of_tasks_are_included(face: Face, tmp_path: Path) -> 
     (face.folder / "plugins/mine.py").write_text(PLUGIN)
     # An anchor may be defined twice.
     face.declare(text.replace("version: 1\n", "version: &a 1\nplugins: &a [plugins/mine.py]\n"))
-    face("export", "--archive", "scored.tgz", "scored")
-    folder = unpack(face.folder / "scored.tgz", tmp_path / "reader")
+    face("export", "--archive", "scored.tar.gz", "scored")
+    folder = unpack(face.folder / "scored.tar.gz", tmp_path / "reader")
     assert (folder / "plugins/mine.py").read_text() == PLUGIN
 
 
@@ -232,9 +232,9 @@ def test_values_that_may_be_secret_are_removed_and_all_else_of_the_file_stays(
     if spelling != "elsewhere":
         before, after = (text.replace(f"&t {value}", "Small") for text, value in ((before, SECRET), (after, "'***'")))
     (finished.folder / "experiments.yaml").write_text(before, newline=newline)
-    said = finished("export", "--archive", "small.tar", "small").out
+    said = finished("export", "--archive", "small.tar.gz", "small").out
     assert "removed, because they may be secrets: the values of resources.environment, setup, python, sbatch" in said
-    folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
+    folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
     with (folder / "experiments.yaml").open(newline="") as file:
         assert file.read() == after.replace("\n", newline)
     keys = {cell["key"] for cell in finished("plan", "small", "--json").json["cells"]}
@@ -243,9 +243,9 @@ def test_values_that_may_be_secret_are_removed_and_all_else_of_the_file_stays(
 
 def test_values_that_a_cell_shares_are_refused(finished: Face) -> None:
     finished.declare(EXPERIMENTS.replace('"text/*.txt"', '&path "text/*.txt"') + "resources: {all: {setup: [*path]}}\n")
-    said = finished("export", "--archive", "small.tar", "small", expect=Exit.USAGE).err
+    said = finished("export", "--archive", "small.tar.gz", "small", expect=Exit.USAGE).err
     assert "experiments.yaml:6:32: these values may be secrets and cannot be removed: an alias shares one" in said
-    assert not (finished.folder / "small.tar").exists()
+    assert not (finished.folder / "small.tar.gz").exists()
 
 
 def test_records_of_earlier_versions_are_archived_without_values(finished: Face, tmp_path: Path) -> None:
@@ -259,11 +259,11 @@ def test_records_of_earlier_versions_are_archived_without_values(finished: Face,
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "resources": {**record["resources"], **old, "account": "lab"}, "later": 1}))
     shown = finished("table", "small", "--format", "csv").out
-    document = finished("export", "--archive", "small.tar", "small", "--json").json
+    document = finished("export", "--archive", "small.tar.gz", "small", "--json").json
     check("export archive", document)
     name = f"runs/{path.relative_to(finished.runs)}"
     assert document["archive"]["removed"] == [name]
-    folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
+    folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
     assert not [found for found in folder.rglob("*") if found.is_file() and SECRET in found.read_text()]
     public = {
         "environment": ["HF_TOKEN=***"],
@@ -285,22 +285,22 @@ def test_records_of_earlier_versions_are_archived_without_values(finished: Face,
 def test_a_record_that_cannot_be_read_is_not_archived(finished: Face) -> None:
     path = next(finished.runs.glob("??/*/001/attempt.json"))
     path.write_text(path.read_text()[:-9])
-    assert f"{path}: not valid JSON" in finished("export", "--archive", "a.tar", "small", expect=None).err
+    assert f"{path}: not valid JSON" in finished("export", "--archive", "a.tar.gz", "small", expect=None).err
 
 
 def test_what_cannot_be_archived_is_said(face: Face) -> None:
     assert "nothing to archive" in face("export", "--archive", "a.tar.gz", "small", expect=Exit.USAGE).err
     assert ".tar.gz" in face("export", "--archive", "a.zip", "small", expect=Exit.USAGE).err
-    assert "did you mean 'small'?" in face("export", "--archive", "a.tar", "smal", expect=Exit.USAGE).err
+    assert "did you mean 'small'?" in face("export", "--archive", "a.tar.gz", "smal", expect=Exit.USAGE).err
     assert "name a cell and the folder" in face("export", "small", expect=Exit.USAGE).err
     face.ended("pre-s1", "done", 5.0)
-    assert "cannot be written" in face("export", "--archive", "no/a.tar", "small", expect=Exit.USAGE).err
+    assert "cannot be written" in face("export", "--archive", "no/a.tar.gz", "small", expect=Exit.USAGE).err
 
 
 def test_code_whose_copy_is_gone_is_named(face: Face) -> None:
     made = face.ended("pre-s1", "done", 5.0)
     made.attempt_path.write_text(made.attempt_path.read_text().replace('"c0de"', f'"{CODE}"'))
-    assert f"the copy of code {CODE} is gone" in face("export", "--archive", "small.tar", "small").out
+    assert f"the copy of code {CODE} is gone" in face("export", "--archive", "small.tar.gz", "small").out
 
 
 def graph(folder: Path) -> dict[str, dict[str, Any]]:

@@ -61,7 +61,7 @@ def unpacked(path: Path) -> Files:
 def pack(path: Path, files: Files) -> None:
     """Write a record with these files and their right checksums."""
     with path.open("wb") as file:
-        write_members(file, path.name.removesuffix(".tar.gz"), files, compressed=True)
+        write_members(file, path.name.removesuffix(".tar.gz"), files)
 
 
 def test_a_record_is_shown_beside_our_numbers_and_is_no_part_of_them(author: Face) -> None:
@@ -288,7 +288,7 @@ def test_what_cannot_be_contributed(face: Face, monkeypatch: pytest.MonkeyPatch)
     assert "small/pre-s1 is failed" in face(*words, *ADA, expect=2).err
     face.ended("pre-s1", "done", 5.0)
     assert "name the cell and the folder" in face(*words[:-1], *ADA, expect=2).err
-    assert "give one of them" in face(*words, "--archive", "x.tar", expect=2).err
+    assert "give one of them" in face(*words, "--archive", "x.tar.gz", expect=2).err
     assert "--name 'A\\nB' is no name" in face(*words, "--name", "A\nB", expect=2).err
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)

@@ -36,7 +36,7 @@ from jinja2 import Template
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.export import ro_crate
-from gpas_cli.files import open_regular
+from gpas_cli.files import read_regular
 from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import parse_document, read_document
@@ -58,7 +58,7 @@ from gpas_cli.structure import from_mapping, to_mapping
 from gpas_cli.words import count
 
 _README = Path(__file__).parent / "assets" / "archive.md"
-_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_SUFFIX = ".tar.gz"
 _OF_STAGE = ("claim.json", "rerun.json", "cancel.json")
 _OF_ATTEMPT = ("attempt.json", "journal.jsonl", "exit.json", "cancel.json")
 _CODE = re.compile(r"[0-9a-f]{16}")
@@ -84,14 +84,13 @@ class Archive:
 def write_archive(
     path: Path, project: Project, experiments: Experiments, grids: Mapping[str, Sequence[Entry]]
 ) -> Archive:
-    """Write the archive of the tables of `grids` to `path`, which ends in .tar.gz, .tgz or .tar.
+    """Write the archive of the tables of `grids` to `path`, which ends in .tar.gz.
 
     Raises GpasError for another name, if nothing has been run, for a file that leads out of the project, and if values
     that may be secrets cannot be removed. An existing file is replaced once the new one is complete.
     """
-    suffix = next((end for end in _SUFFIXES if path.name.endswith(end) and path.name != end), None)
-    if suffix is None:
-        raise GpasError(f"{path}: the name of an archive ends in {', '.join(_SUFFIXES)}")
+    if not path.name.endswith(_SUFFIX) or path.name == _SUFFIX:
+        raise GpasError(f"{path}: the name of an archive ends in {_SUFFIX}")
     entries = list({entry.id: entry for each in grids.values() for entry in each}.values())
     tried = [attempt for key in stage_keys(entries) for attempt in attempts(project.runs, key)]
     if not tried:
@@ -114,7 +113,7 @@ def write_archive(
     described = [name for name in members if not name.startswith("runs/")]
     members[ro_crate.NAME] = ro_crate.metadata(described, list(grids), tried, copies)
     with _replacing(path) as file:
-        write_members(file, path.name.removesuffix(suffix), members, compressed=suffix != ".tar")
+        write_members(file, path.name.removesuffix(_SUFFIX), members)
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     return Archive(
@@ -249,42 +248,25 @@ def _inside(path: Path, root: Path) -> Path:
     return real
 
 
-def write_members(file: IO[bytes], name: str, members: Mapping[str, Member], *, compressed: bool) -> None:
+def write_members(file: IO[bytes], name: str, members: Mapping[str, Member]) -> None:
     """Write the members in order of name, and then their checksums."""
-    out = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) if compressed else file
     sums = []
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with (
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as out,
+        tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
         for member in sorted(members):
             sums.append(f"{_add(tar, f'{name}/{member}', members[member])}  {member}\n")
         _add(tar, f"{name}/SHA256SUMS", "".join(sums).encode())
-    if compressed:
-        out.close()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: Member) -> str:
-    """Add a file and return its sha256. A journal that grows meanwhile is cut at its size when it was opened."""
+    """Add a file and return its sha256. A journal that grows meanwhile has what it had when it was read."""
+    data = read_regular(content)[0] if isinstance(content, Path) else content
     info = tarfile.TarInfo(name)
-    info.mode = 0o644
-    with open_regular(content) if isinstance(content, Path) else io.BytesIO(content) as file:
-        info.size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        read = _Read(file)
-        tar.addfile(info, read)  # type: ignore[arg-type]  # of a file it only calls `read`
-    return read.digest.hexdigest()
-
-
-class _Read:
-    """A file and the sha256 of what has been read of it: a journal may be larger than the memory."""
-
-    def __init__(self, file: IO[bytes]):
-        self.file = file
-        self.digest = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        content = self.file.read(size)
-        self.digest.update(content)
-        return content
+    info.mode, info.size = 0o644, len(data)
+    tar.addfile(info, io.BytesIO(data))
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

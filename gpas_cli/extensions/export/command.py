@@ -68,7 +68,7 @@ def export(
     archive: Annotated[
         Path | None,
         typer.Option(
-            "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
+            "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz."
         ),
     ] = None,
     contribute: Annotated[

@@ -56,7 +56,7 @@ def write_contribution(
     members[FACTS] = (json.dumps(to_mapping(facts), indent=1, ensure_ascii=False) + "\n").encode()
     stem = f"{entry.key}-{safe(name)[:_LONGEST_NAME]}"
     out = io.BytesIO()
-    write_members(out, stem, members, compressed=True)
+    write_members(out, stem, members)
     data = out.getvalue()
     path = folder / f"{stem}{SUFFIX}"
     verified(data, path.name, entry, experiments.catalogue)
