@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from gpas_cli.events import TextFacts
@@ -67,21 +66,6 @@ def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
         "- precision: `bf16; these weights are float32`", "- text fingerprint: `add5`", "- code version: `c0de`",
     ):  # fmt: skip
         assert fact in finetuning
-
-
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        ({"source": "c4"}, ["allenai/c4"]),
-        ({"source": "hf", "path": "owner/texts"}, ["owner/texts"]),
-        ({"source": "hf", "path": "../texts"}, None),
-        ({"source": "hf-files", "path": "owner/texts:data/*.parquet"}, ["owner/texts"]),
-        ({"source": "files", "path": "*.txt", "tokenizer": "bpe"}, None),
-    ],
-)
-def test_only_data_sets_of_the_hub_are_named(data: dict[str, str], named: list[str] | None) -> None:
-    text = card(cell(size="71m", data=data), TrainingOrigin(), WRITTEN, Path("x"), tokenizer=True)
-    assert front_matter(text).get("datasets") == named
 
 
 def test_unknown_facts_are_omitted() -> None:

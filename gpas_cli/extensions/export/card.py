@@ -14,13 +14,11 @@ import yaml
 from gpas_cli import __version__
 from gpas_cli.events import TextFacts
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.data import Data
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.words import one_line
 
 AUTO_CLASS = "AutoModelForCausalLM"  # the class of transformers that loads it
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +64,8 @@ class ExportReport:
     notes: tuple[str, ...]
 
 
-def card(
-    cell: Cell,
-    origin: TrainingOrigin,
-    written: ExportReport,
-    folder: Path,
-    *,
-    tokenizer: bool,
-    local_text: bool = False,
-) -> str:
-    """Return the text of README.md for the export of `cell` to `folder`.
-
-    tokenizer: whether the folder has one. local_text: whether the cell's text is a file of this machine rather than a
-    data set of the hub.
-    """
+def card(cell: Cell, origin: TrainingOrigin, written: ExportReport, folder: Path, *, tokenizer: bool) -> str:
+    """Return the text of README.md for the export of `cell` to `folder`; `tokenizer`: whether the folder has one."""
     title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {written.parameters:,} parameters"
     name = f"Cell `{one_line(origin.name)}`, key" if origin.name else "Key"
     sections = {
@@ -90,26 +76,14 @@ def card(
         "## Weights": _bullets(_weights(cell, origin, written)),
         "## Evaluation": _evaluation(written.measured),
     }
-    named = [] if local_text else list(dict.fromkeys(name for part in cell.data.parts for name in _datasets(part)))
     tags = [re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")]
     head = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * (written.form == "bundled"),
-        "datasets": named,
     }
-    known = yaml.safe_dump({key: value for key, value in head.items() if value}, sort_keys=False, allow_unicode=True)
+    known = yaml.safe_dump(head, sort_keys=False)
     return f"---\n{known}---\n\n" + "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items()) + "\n"
-
-
-def _datasets(data: Data) -> list[str]:
-    """Return the data sets on the hub that the text comes from."""
-    if data.source == "c4":
-        return ["allenai/c4"]
-    if data.source == "hf-files":
-        return [data.path.partition(":")[0]]
-    on_hub = data.source == "hf" and _REPOSITORY.fullmatch(data.path) and not data.path.endswith((".json", ".csv"))
-    return [data.path] if on_hub else []
 
 
 def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:

@@ -82,10 +82,7 @@ def export(
         notes=tuple(notes),
     )
     tokens, tokenizer_files = _tokens(cell, corpus)
-    readme = card(
-        cell, origin or TrainingOrigin(), written, options.folder, tokenizer=bool(tokenizer_files),
-        local_text=any(part.path and (root / part.path).exists() for part in cell.data.parts),
-    )  # fmt: skip
+    readme = card(cell, origin or TrainingOrigin(), written, options.folder, tokenizer=bool(tokenizer_files))
     about = {"gpas.json": _origin(cell, written), "README.md": readme}
     own_files = (bundled_files if reason else llama_files)(network, tokens)
     notify(f"writing {options.folder}")
