@@ -34,11 +34,10 @@ _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide 
 
 @dataclass(frozen=True)
 class Rules:
-    """The level of the test, the most seeds of a part, and the seeds that a round adds."""
+    """The level of the test, and the most seeds of a part."""
 
     level: float
     max_seeds: int
-    step: int
 
 
 class Cost(Protocol):
@@ -117,13 +116,13 @@ class Campaign:
         """Return the most decisive runs for their cost: nothing if each claim is decided or no part may have more
         seeds.
         """
-        return chosen(self._planned(self._candidates(state, self.rules.step)))
+        return chosen(self._planned(self._candidates(state)))
 
     def remaining(self, state: Sequence[ClaimEvidence]) -> list[Entry]:
         """Return every cell that would run if no further part were decided."""
         return entries_of(self._planned(self._candidates(state, self.rules.max_seeds)))
 
-    def _candidates(self, state: Sequence[ClaimEvidence], step: int) -> list[Candidate]:
+    def _candidates(self, state: Sequence[ClaimEvidence], step: int = 1) -> list[Candidate]:
         """Return the parts that may get further seeds, `step` at a time."""
         rules = self.rules
         found = candidates(state, rules.level, rules.max_seeds, step)

@@ -86,14 +86,6 @@ def run_claims(
             "--level", min=0.0001, max=0.5, help="Upper bound on the probability of a wrong verdict on a claim."
         ),
     ] = 0.05,
-    step: Annotated[
-        int,
-        typer.Option(
-            "--step",
-            min=1,
-            help="Seeds that a round adds to a part; one that needs more for any decision gets them all in one round.",
-        ),
-    ] = 1,
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,
@@ -123,7 +115,7 @@ def run_claims(
     Example: [bold]gpas run claims gpas-lowers-perplexity --toy --max-seeds 8[/bold]
     """
     STATE.check_reports = True
-    rules = Rules(level, max_seeds, step)
+    rules = Rules(level, max_seeds)
     chosen = _claims(names, toy)
     if tuned:
         code = Exit.DONE if dry_run else tune([grid for claim in chosen for grid in claim.grids], options)
