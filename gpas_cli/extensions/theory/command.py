@@ -35,7 +35,6 @@ _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 _Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
 _BUILDING = "building the network in float64"
-THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
 _TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
 
@@ -140,8 +139,9 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
 
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
-    with one_thread():
-        from gpas_cli.extensions.theory.stability import BOTH, laws, simulate, statements
+    # More threads than one wait for each other: the products are small. numpy reads it when it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from gpas_cli.extensions.theory.stability import BOTH, laws, simulate, statements
 
     cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
@@ -305,19 +305,6 @@ def _measuring(name: str, first: str) -> Iterator[tuple[Entry, Callable[[str], N
             yield entry, show
         except ImportError as error:
             raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let numpy, if it is first imported inside the context, multiply matrices in one thread: the products are so small
-    that more threads wait for each other, on a busy machine most of the time."""
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = before or "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[THREADS]
 
 
 def _stability_figures(known: dict[float, Any]) -> list[Figure]:
