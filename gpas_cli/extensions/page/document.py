@@ -6,7 +6,6 @@ Data is JSON inside the HTML. All text comes from files that others may have wri
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,7 +46,7 @@ def to_html(content: Content, refresh: float = 0.0, data: str = "") -> Document:
     html = page.render(
         content=content,
         data=Markup(data or to_json(to_mapping(content))),
-        details=Markup(to_json(without_repetition(content.details or {}))),
+        details=Markup(to_json(content.details or {})),
         script=Markup(script),
         style=Markup(style),
         policy=policy,
@@ -116,31 +115,6 @@ def _templates() -> Environment:
     )
     made.filters |= {"date": date_and_time, "count": count, **FILTERS}
     return made
-
-
-def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return details by cell as `cells`, without the settings that all of them share, which are in `settings`.
-
-    Each environment is once in the list `environments`; attempts have its index.
-    """
-    first, *others = [one["settings"] for one in details.values()] or [{}]
-    settings = {
-        key: value for key, value in first.items() if others and all(key in own and own[key] == value for own in others)
-    }
-    places: dict[str, int] = {}
-    environments: list[Any] = []
-    cells = {}
-    for name, one in details.items():
-        own = {key: value for key, value in one["settings"].items() if key not in settings}
-        attempts = []
-        for attempt in one["attempts"]:
-            spelled = json.dumps(attempt["environment"], sort_keys=True, default=str)
-            if spelled not in places:
-                places[spelled] = len(environments)
-                environments.append(attempt["environment"])
-            attempts.append({**attempt, "environment": places[spelled]})
-        cells[name] = {**one, "settings": own, "attempts": attempts}
-    return {"settings": settings, "environments": environments, "cells": cells}
 
 
 # Characters that could end the element or begin another one.

@@ -25,7 +25,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.extensions.curves.series import CellCurve
 from gpas_cli.extensions.page.charts import _panels, thinned
 from gpas_cli.extensions.page.content import paper_tables
-from gpas_cli.extensions.page.document import ASSETS, SCRIPTS, without_repetition
+from gpas_cli.extensions.page.document import ASSETS, SCRIPTS
 from gpas_cli.extensions.page.server import IDLE_SHARE as IDLE
 from gpas_cli.extensions.page.server import PageServer
 from gpas_cli.report.recorded import Recorded
@@ -80,9 +80,9 @@ def test_cells_have_their_text_unchanged(page: str) -> None:
     assert cells[3]["cause"] == HOSTILE
     assert (cells[0]["result"], cells[0]["metric"]) == (30.0, "perplexity")
     details = data(page, "detail-data")
-    assert details["cells"][cells[0]["id"]]["attempts"][0]["host"] == HOSTILE
-    assert details["settings"]["optim.steps"] == 40
-    assert HOSTILE in " ".join(details["cells"][cells[3]["id"]]["log"])
+    assert details[cells[0]["id"]]["attempts"][0]["host"] == HOSTILE
+    assert details[cells[0]["id"]]["settings"]["optim.steps"] == 40
+    assert HOSTILE in " ".join(details[cells[3]["id"]]["log"])
 
 
 def test_policy_allows_only_the_script_and_style_of_the_page(page: str) -> None:
@@ -137,23 +137,6 @@ def test_losses_of_different_objectives_have_own_panels(columns: str, apart: boo
 def test_panels_of_one_objective_do_not_name_it() -> None:
     runs = [run("span", "9m"), run("span", "20m")]
     assert [title for title, _ in _panels(runs, spec(columns="size"), apart=True)] == ["9m", "20m"]
-
-
-def details(seed: int, torch: str) -> dict[str, object]:
-    return {"settings": {"lr": 0.1, "gate": None, "seed": seed}, "attempts": [{"environment": {"torch": torch}}]}
-
-
-def test_settings_and_environments_are_there_once() -> None:
-    found = without_repetition({"a": details(1, "2.8"), "b": details(2, "2.9"), "c": details(3, "2.8")})
-    assert found["settings"] == {"lr": 0.1, "gate": None}
-    assert found["environments"] == [{"torch": "2.8"}, {"torch": "2.9"}]
-    assert found["cells"]["c"] == {"settings": {"seed": 3}, "attempts": [{"environment": 0}]}
-
-
-def test_a_single_cell_keeps_its_settings() -> None:
-    found = without_repetition({"a": details(1, "2.8")})
-    assert found["cells"]["a"]["settings"] == {"lr": 0.1, "gate": None, "seed": 1}
-    assert without_repetition({}) == {"settings": {}, "environments": [], "cells": {}}
 
 
 def test_a_short_curve_is_kept_and_a_long_one_keeps_its_ends_and_peaks() -> None:

@@ -13,18 +13,9 @@ function detailsOf(cell, found) {
     ...section("Attempts", attempts(found.attempts)),
     ...section("End of the log", log(cell, found.log)),
     ...section("Configuration", settings(found.settings)),
-    ...section("The same in all cells of this page", settings(found.common ?? {})),
     ...found.notes.map((note) => make("p", { class: "muted" }, note)),
     ...section("Environment of the latest attempt", latest ? list(Object.entries({ ...found.latest, ...latest.environment }).filter(([, value]) => value !== "")) : null),
   ];
-}
-
-// Put back what cells have in common and a page holds once.
-function withCommon(data, id) {
-  const found = data.cells[id];
-  if (!found) return null;
-  const attempts = found.attempts.map((one) => ({ ...one, environment: data.environments[one.environment] }));
-  return { ...found, attempts, common: data.settings };
 }
 
 function section(title, content) {

@@ -14,7 +14,7 @@ class Page {
   async readDetails(cell) {
     if (this.refresh) return fetchDetails(cell);
     this.details ??= readData("detail-data");
-    return withCommon(this.details, cell.id);
+    return this.details[cell.id];
   }
 
   update(data) {
