@@ -19,7 +19,7 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.notes import Gain, gains, notes
 from gpas_cli.report.tables.sheet import Note, Sheet, Style, to_latex
-from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.report.tables.table import Column, Printed, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics.stats import Paired
 from gpas_cli.structure import FLAT, Document, DocumentJson, Number, plain
@@ -28,13 +28,17 @@ from gpas_cli.words import one_line
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
 _WHICH, _LABEL, _NUMBER, _CONTRIBUTED, _PUBLISHED = range(5)  # the parts of a line, in their order
 _BESIDE = ("published_", "published_delta_")
-_AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
 _NUMBERS = (
     *("metric", "mean", "std", "stderr", "n", "wanted"),
     *("delta", "delta_std", "delta_n", "delta_low", "delta_high", "p", "mark", "status"),
 )
 
 _Place = tuple[int, str]  # part of the line, and name
+# Of a table as printed.
+_AS_PRINTED: tuple[_Place, ...] = (
+    *((_WHICH, "table"), (_LABEL, "part"), (_LABEL, "band"), (_LABEL, "row"), (_LABEL, "column")),
+    *((_PUBLISHED, "text"), (_PUBLISHED, "value"), (_PUBLISHED, "delta")),
+)
 _Line = Mapping[_Place, object]
 
 
@@ -45,27 +49,14 @@ def to_csv(table: Table) -> str:
     printed has the text of each cell, and its numbers. Text that a spreadsheet would execute as a formula gets an
     apostrophe in front.
     """
-    return _as_printed([table]) if table.alone else _written(_lines(table), _columns(table))
+    return _written(_lines(table), _columns(table))
 
 
 def together(which: str, tables: Iterable[tuple[str, Table]]) -> str:
     """Return several tables as one CSV, whose first column, called `which`, has the name of each line's table."""
     named = list(tables)
-    if all(table.alone for _, table in named):
-        return _as_printed([table for _, table in named])
     lines = [{(_WHICH, which): name, **line} for name, table in named for line in _lines(table)]
-    ours = [table for _, table in named if not table.alone]
-    return _written(lines, [(_WHICH, which), *(place for table in ours for place in _columns(table))])
-
-
-def _as_printed(tables: Iterable[Table]) -> str:
-    lines = [
-        (table.printed, table.corner, row.section, row.title, column.title, one.cell.text, one.value, one.delta)
-        for table in tables
-        for row in table.rows
-        for column, one in zip(table.columns, row.as_printed, strict=True)
-    ]
-    return _written({(_WHICH, name): text for name, text in zip(_AS_PRINTED, line, strict=True)} for line in lines)
+    return _written(lines, [(_WHICH, which), *(place for _, table in named for place in _columns(table))])
 
 
 def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:
@@ -90,6 +81,8 @@ def _csv_cell(value: object) -> object:
 
 def _columns(table: Table) -> list[_Place]:
     """Return the columns of a table's lines, also of those that it does not have."""
+    if table.alone:
+        return [*_AS_PRINTED]
     labels = [*table.spec.rows, table.spec.columns, *(["column"] if table.printed else [])]
     printed = [f"{part}{source}" for source in table.published for part in _BESIDE]
     parts = ((_LABEL, labels), (_NUMBER, _NUMBERS), (_PUBLISHED, printed))
@@ -100,9 +93,10 @@ def _lines(table: Table) -> Iterator[_Line]:
     """Return a line for each cell that has runs; for a table as printed, one for each of its cells."""
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            if table.alone:
-                yield from _as_printed_lines(row, column, cell)
-            elif cell.statuses:
+            for one in cell.printed.values() if table.alone else ():
+                text = (table.printed, table.corner, row.section, row.title, column.title, one.cell.text)
+                yield dict(zip(_AS_PRINTED, (*text, one.value, one.delta), strict=True))
+            if cell.statuses:
                 labels = dict(zip((*table.spec.rows, table.spec.columns), (*row.key, column.label), strict=True))
                 # The columns of a paper's layout may share a label, so that they have their headings too.
                 headed = {"column": column.title, **labels} if table.printed else labels
@@ -113,16 +107,6 @@ def _lines(table: Table) -> Iterator[_Line]:
                     **{(_CONTRIBUTED, place): value for place, value in _theirs(cell)},
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
-
-
-def _as_printed_lines(row: Row, column: Column, cell: TableCell) -> Iterator[_Line]:
-    labels = {"band": row.section, "row": row.title, "column": column.title}
-    for source, printed in cell.printed.items():
-        yield {
-            **{(_LABEL, name): label for name, label in labels.items() if label},
-            (_PUBLISHED, "printed"): printed.cell.text,
-            **{place: value for place, value in _beside(source, printed).items() if value is not None},
-        }
 
 
 def _beside(source: str, printed: Printed) -> _Line:

@@ -173,11 +173,11 @@ def test_several_grids_are_one_csv_file(face: Face) -> None:
 def test_several_tables_of_papers_are_one_csv_file(face: Face) -> None:
     face.declare(TABLE_2)
     header, *lines = csv.reader(face("table", "gpas:2", "gpas:4", "--format", "csv").out.splitlines())
-    assert header[:5] == ["table", "row", "size", "column", "metric"]
+    assert header[:7] == ["table", "row", "size", "column", "part", "band", "metric"]
     rows = [dict(zip(header, line, strict=True)) for line in lines]
     ours = [row for row in rows if row["table"] == "gpas:2" and row["column"] == "71M"]
     assert {row["row"]: row["published_gpas"] for row in ours}["LNS + GPAS"] == "32.93"
-    assert {row["printed"] for row in ours} == {""}
+    assert {row["text"] for row in ours} == {""}
     theirs = [row for row in rows if row["table"] == "gpas:4"]
     assert len(theirs) == 12
-    assert all(float(row["published_gpas"]) and row["printed"] and not row["metric"] for row in theirs)
+    assert all(float(row["value"]) and row["text"] and not row["metric"] for row in theirs)
