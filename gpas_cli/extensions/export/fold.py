@@ -11,12 +11,9 @@ matrices. Slot by slot, C <- e C at first, and then
     SUM           C <- s C
     out_norm      present: times o sign(C), and C <- 1. Absent: C <- o C.
 
-The final norm absorbs the last C. With a bottom-to-top connection the layer's input, which no gate scales, is added to
-the sum of its last sub-layer, where C must therefore be that of the layer's input. The out_norm of the sub-layer before
-can give its output any scale: it is divided by the C that its sub-layer is to leave.
-
-So what does not fold is a factor of 0 on the stream before a sum. Only the norms' eps does not fold either: relative to
-z it has another size than relative to x.
+The final norm absorbs the last C. So what does not fold is a factor of 0 on the stream before a sum. Only the norms'
+eps does not fold either: relative to z it has another size than relative to x. With a bottom-to-top connection no gate
+is folded: the layer's input, which none scales, is added to the sum of its last sub-layer.
 
 A Pre-LN or LNS network becomes a plain LLaMA in the same way, with the constant factors of its norms, of its skip path
 and of its parametrisation; the stages between the lookup and the first layer depend on the token alone and are applied
@@ -25,7 +22,6 @@ to the table.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import cast
 
@@ -82,7 +78,7 @@ def fold(network: Llama, goal: Model) -> Llama:
     device.
 
     `goal` is the model of `network` with `gate=None`, or its `plain_llama` if it has no `obstacle`. Raises GpasError if
-    a gate multiplies the stream by 0, if a layer adds its input to a stream that has another C, or for a gate with DyT.
+    a gate multiplies the stream by 0, for a bottom-to-top connection, or for a gate with DyT.
     """
     if network.spec.gate is not None and network.spec.family.norm == "dyt":
         raise GpasError("dyt does not undo the scale of its input, so no gate folds into the weights before it")
@@ -93,16 +89,16 @@ def fold(network: Llama, goal: Model) -> Llama:
         table = folded.model.embed_tokens.weight
         table.copy_(network.model.embed_stages(table))
     stream = 1.0
-    for number, layers in enumerate(zip(network.model.blocks(), folded.model.blocks(), strict=True), start=1):
+    for number, (ours, theirs) in enumerate(zip(network.model.blocks(), folded.model.blocks(), strict=True), start=1):
+        if ours.bottom:
+            raise GpasError("gates do not fold where a layer's input, which none of them scales, is added to its end")
         try:
-            stream = _fold_layer(*layers, stream)
+            for pair in zip(ours.sublayers(Positions()), theirs.sublayers(Positions()), strict=True):
+                stream = _fold_sublayer(*pair, stream)
         except ZeroDivisionError as error:
             message = f"a gate up to layer {number} multiplies the residual stream by 0, which no other factor can undo"
             raise GpasError(message) from error
-        except _BottomError as error:
-            message = f"layer {number} adds its input to a stream that gates have scaled, and has no norm to undo that"
-            raise GpasError(message) from error
-        _fold_query(*layers)
+        _fold_query(ours, theirs)
     _multiply(folded.model.norm, _sign(stream))
     _multiply(folded.last_norm, 1.0, _constant(network.last_norm, folded.last_norm))
     return folded
@@ -115,50 +111,26 @@ def _fold_query(ours: Block, theirs: Block) -> None:
     _multiply(last, 1.0, ours.self_attn.query_factor / attention.query_factor)
 
 
-class _BottomError(ValueError):
-    """The stream to which a layer's input is added has another C than the input."""
-
-
-def _fold_layer(ours: Block, theirs: Block, stream: float) -> float:
-    """Fold the factors of `ours` into the weights of `theirs`. `stream` is C before the layer; return C after it."""
-    pairs = [*zip(ours.sublayers(Positions()), theirs.sublayers(Positions()), strict=True)]
-    if not ours.bottom:
-        for pair in pairs:
-            stream = _fold_sublayer(*pair, stream)
-        return stream
-    first, second = pairs
-    between = _fold_sublayer(*first, stream, stream / _kept(*second))
-    if not math.isclose(between * _kept(*second), stream):
-        raise _BottomError
-    return _fold_sublayer(*second, between)
-
-
-def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float, left: float = 1.0) -> float:
-    """Fold the factors of a sub-layer, and return C after it, which is `left` if it ends with a norm."""
+def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float) -> float:
+    """Fold the factors of a sub-layer. `stream` is C before it; return C after it."""
     own, other = ours.residual, theirs.residual
     factor = {slot: _factor(gate) for slot, gate in own.gates.items()}
-    entered = stream * factor["entry"]
+    stream *= factor["entry"]
     if isinstance(own.in_norm, nn.Identity):
         for module in theirs.module.modules():
             if isinstance(module, nn.Linear) and module is not theirs.output:
-                module.weight.mul_(factor["in"] * entered)
+                module.weight.mul_(factor["in"] * stream)
     else:
-        _multiply(other.in_norm, _sign(entered), factor["in"] * _constant(own.in_norm, other.in_norm))
-    stream *= _kept(ours, theirs)
+        _multiply(other.in_norm, _sign(stream), factor["in"] * _constant(own.in_norm, other.in_norm))
+    stream *= factor["skip"] * _relative(own.skip, other.skip).item()
     end = theirs.output if isinstance(own.branch_norm, nn.Identity) else other.branch_norm
     branch = factor["branch"] / stream * _constant(own.branch_norm, other.branch_norm)
     _multiply(end, 1.0, branch * _relative(own.branch, other.branch))
     stream *= factor["sum"]
     if isinstance(own.out_norm, nn.Identity):
         return stream * factor["out"]
-    _multiply(other.out_norm, _sign(stream), factor["out"] / left * _constant(own.out_norm, other.out_norm))
-    return left
-
-
-def _kept(ours: SubLayer, theirs: SubLayer) -> float:
-    """Return the factor of the stream from the sub-layer's input to its sum, relative to that of the folded network."""
-    gates = ours.residual.gates
-    return _factor(gates["entry"]) * _factor(gates["skip"]) * _relative(ours.residual.skip, theirs.residual.skip).item()
+    _multiply(other.out_norm, _sign(stream), factor["out"] * _constant(own.out_norm, other.out_norm))
+    return 1.0
 
 
 def _relative(ours: float | LearnedFactor, theirs: float | LearnedFactor) -> Tensor:
