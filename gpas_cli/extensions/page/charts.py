@@ -23,7 +23,6 @@ class Limits:
     details: int = 2000
     log_lines: int = 30
     log_characters: int = 240  # of a line
-    log_bytes: int = 2_000_000  # of all logs
     points: int = 200
     curves: int = 40
     drawn_cells: int = 500

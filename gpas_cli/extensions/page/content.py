@@ -150,16 +150,12 @@ def _details(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the details of the cells by id, those that need attention first, and what does not fit."""
     found: dict[str, Any] = {}
-    space = limits.log_bytes
-    without_log = 0
     started = sorted((s for s in states if s.state != "missing"), key=lambda state: _URGENT.index(state.state))
     for state in started[: limits.details]:
-        log = [text[: limits.log_characters] for text in log_tail(state.entry, limits.log_lines)] if space > 0 else []
-        without_log += space <= 0
-        space -= sum(map(len, log))
+        log = [text[: limits.log_characters] for text in log_tail(state.entry, limits.log_lines)]
         found[state.entry.id] = details(state, known.engine, log)
-    left_out = {"details of": len(started) - len(found) if limits.details else 0, "the logs of": without_log}
-    return found, [f"{what} {count(number, 'cell')}" for what, number in left_out.items() if number]
+    left_out = len(started) - len(found) if limits.details else 0
+    return found, [f"details of {count(left_out, 'cell')}"] * bool(left_out)
 
 
 _LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
