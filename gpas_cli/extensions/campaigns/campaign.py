@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds
@@ -20,6 +19,7 @@ from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.declared import PAIRED_T, Claim, Entry, Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
+from gpas_cli.plan.estimate import Estimate
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
@@ -38,15 +38,6 @@ class Rules:
 
     level: float
     max_seeds: int
-
-
-class Cost(Protocol):
-    """The device time of some jobs."""
-
-    @property
-    def gpu_hours(self) -> float: ...
-    @property
-    def core_hours(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ class Campaign:
     project: Project
     experiments: Experiments
     recorded: Callable[[list[Entry]], AbstractContextManager[Recorded]]
-    cost: Callable[[list[Entry]], Cost]
+    cost: Callable[[list[Entry]], Estimate]
     added: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     stuck: set[tuple[int, int]] = field(default_factory=set)
     rounds: int = 0
