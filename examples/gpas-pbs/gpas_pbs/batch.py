@@ -181,6 +181,8 @@ class BatchScheduler(base.Scheduler):
             self.check(project, job.resources.first)
         if request.at_once:
             raise GpasError(f"--jobs: {self.name} does not limit how many jobs of a command run at once; a queue may")
+        if request.stop_at_failure:
+            raise GpasError(f"--stop-at-first-failure: jobs of {self.name} do not know of each other's failures")
         self.jobs()  # before the lock of the claims is taken
         runs.mkdir(parents=True, exist_ok=True)
         with ClaimSet(runs, request.retry, self.name) as held:

@@ -59,7 +59,7 @@ def arguments(settings: Settings, asked: Resources, name: str, after: Sequence[s
     if limit := time_seconds(str(asked.time)):
         wanted += f",walltime={limit // 3600}:{limit // 60 % 60:02}:{limit % 60:02}"
     found = ["-N", name, "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-l", wanted]
-    found += [word for one in (("-q", asked.partition), ("-A", asked.account)) if one[1] for word in one]
+    found += [word for one in (("-q", asked.chosen_partition), ("-A", asked.account)) if one[1] for word in one]
     return [*found, *(["-W", f"depend=afterok:{':'.join(after)}"] if after else []), *settings.options]
 
 
