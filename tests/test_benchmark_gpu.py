@@ -20,9 +20,8 @@ from gpu_scale import Scale
 from gpu_speed import _kernels
 from rivals import RIVALS
 
-from gpas_cli.extensions.roofline.kernels import KINDS, kind_of, least
+from gpas_cli.extensions.roofline.kernels import KINDS
 from gpas_cli.model import layers
-from gpas_cli.spec.cost import whole_flops_per_token
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -113,38 +112,12 @@ def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
     assert any(one["measure"] == "an update with GPAS over one without" for one in printed)
 
 
-def test_the_parts_of_a_roofline_have_all_flops_of_an_update() -> None:
-    cell = Scale(shrink=True).cell("71m")
-    parts = least(cell, 100)
-    assert set(parts) == set(KINDS)
-    flops = sum(part.flops for each in parts.values() for part in each)
-    assert flops == pytest.approx(100 * whole_flops_per_token(cell))
-
-
 @pytest.mark.usefixtures("deterministic")
 def test_a_roofline_at_tiny_size() -> None:
     scale = Scale(shrink=True)
     found = {one.measure: one for one in _kernels(scale, "71m", scale.loop("71m", padded=False))}
     assert all("at its bound" in found[f"roofline: {kind}"].value for kind in KINDS)
     assert found["roofline: MFU with all kinds at their bounds"].value > 0
-
-
-@pytest.mark.parametrize(
-    ("chain", "kind"),
-    [
-        (("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_TNT", "aten::mm", "_LinearCrossEntropy"), "head"),
-        (("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "aten::mm", "CompiledFunction"), "products"),
-        (("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",), "attention"),
-        (("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",), "norms"),
-        (("triton_poi_fused__to_copy_mul_silu_3",), "SwiGLU"),
-        (("aten::mm", "aten::matmul", "_GatedDown"), "products"),
-        (("aten::mul", "_GatedDownBackward"), "SwiGLU"),
-        (("void at::native::multi_tensor_apply_kernel<...FusedAdam...>",), "optimizer"),
-        (("aten::mul",), "the rest"),
-    ],
-)
-def test_the_kind_of_a_kernel(chain: tuple[str, ...], kind: str) -> None:
-    assert kind_of(chain) == kind
 
 
 @pytest.mark.parametrize(

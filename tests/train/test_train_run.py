@@ -273,9 +273,7 @@ def test_a_gradient_not_finite_ends_a_run(paths: RunPaths, tmp_path: Path, monke
     assert recorder.of("checkpoint")[-1]["step"] == 5  # the checkpoint of update 10 would have contained the damage
 
 
-@pytest.mark.parametrize(
-    ("name", "at"), [("model.embed_tokens.weight", 7), ("model.layers.1.mlp.down_proj.weight", 0)]
-)
+@pytest.mark.parametrize(("name", "at"), [("model.embed_tokens.weight", 7), ("model.layers.1.mlp.down_proj.weight", 0)])
 def test_the_first_parameter_without_a_finite_gradient_is_named(
     name: str, at: int, paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -393,9 +393,7 @@ def test_of_several_processes_one_is_measured(here: Project) -> None:
     }  # fmt: skip
     assert facts["tokens_per_second"] < 4 * 64 / facts["seconds_per_step"]
     estimate = plan(here.runs, chosen(here)).estimate
-    assert estimate.basis == (
-        "4 of 4 jobs: the measured speed of that shape",
-    )
+    assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
     assert estimate.core_hours == pytest.approx(2 * estimate.tokens / facts["positions_per_second"] / 3600)
     assert "tiny/s1" in str(render([found]).rows)
 

@@ -1,0 +1,55 @@
+"""`gpas bench --profile`: the time of an update by kind of kernel, and the least that each kind needs."""
+
+import pytest
+
+from gpas_cli.extensions.roofline.kernels import IDLE, KINDS, Kind, examine, kind_of, least
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import whole_flops_per_token
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.run import Resources
+from gpas_cli.train.bench import synthetic_loop
+
+TEXT = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16}
+
+
+def cell(**size: int) -> Cell:
+    shape = {"hidden": 32, "ffn": 48, "heads": 4, "layers": 2, "vocab": 264, **size}
+    optim = {"lr": 1e-6, "warmup": 1, "steps": 100, "batch": 4}
+    return cell_from({"size": shape, "data": TEXT, "gate": "gpas", "optim": optim})
+
+
+@pytest.mark.parametrize("size", [{}, {"kv_heads": 2}])
+def test_the_parts_have_all_flops_of_an_update(size: dict[str, int]) -> None:
+    parts = least(cell(**size), 100)
+    assert set(parts) == set(KINDS)
+    flops = sum(part.flops for each in parts.values() for part in each)
+    assert flops == pytest.approx(100 * whole_flops_per_token(cell(**size)))
+
+
+def test_the_times_of_a_profiled_update_have_kinds() -> None:
+    made = cell()
+    found = examine(made, synthetic_loop(made, Resources(compile="off"), padded=True))
+    assert [kind.name for kind in found.kinds] == [*KINDS, IDLE]
+    assert sum(kind.seconds for kind in found.kinds) == pytest.approx(found.seconds, rel=0.5)
+    by_name: dict[str, Kind] = {kind.name: kind for kind in found.kinds}
+    assert by_name["products"].seconds > 0
+    assert found.mfu < by_name["products"].mfu
+    assert 0 < found.mfu < found.bound_mfu
+
+
+@pytest.mark.parametrize(
+    ("chain", "kind"),
+    [
+        (("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_TNT", "aten::mm", "_LinearCrossEntropy"), "head"),
+        (("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "aten::mm", "CompiledFunction"), "products"),
+        (("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",), "attention"),
+        (("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",), "norms"),
+        (("triton_poi_fused__to_copy_mul_silu_3",), "SwiGLU"),
+        (("aten::mm", "aten::matmul", "_GatedDown"), "products"),
+        (("aten::mul", "_GatedDownBackward"), "SwiGLU"),
+        (("void at::native::multi_tensor_apply_kernel<...FusedAdam...>",), "optimizer"),
+        (("aten::mul",), "the rest"),
+    ],
+)
+def test_the_kind_of_a_kernel(chain: tuple[str, ...], kind: str) -> None:
+    assert kind_of(chain) == kind
