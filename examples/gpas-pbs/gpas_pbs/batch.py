@@ -188,13 +188,11 @@ class BatchScheduler(base.Scheduler):
         with ClaimSet(runs, request.retry, self.name) as held:
             done.seen = held.take(jobs)
             for key, job in jobs.items():  # what waits for a job that somebody has removed would wait for ever
-                if (
-                    done.seen[key].state == "queued"
-                    and held.held.intersection(job.after)
-                    and (old := done.seen[key].job)
-                ):
+                seen = done.seen[key]
+                ours = seen.state == "queued" and seen.claim and seen.claim.scheduler == self.name
+                if ours and seen.job and held.held.intersection(job.after):
                     with suppress(GpasError):
-                        self.remove(old)
+                        self.remove(seen.job)
                     held.held.add(key)
             others = [seen.state for key, seen in done.seen.items() if key not in held.held]
             done.followed = sum(state in ALIVE for state in others)
