@@ -13,9 +13,11 @@ Without evidence a stage does not count as ended: its state is `unknown`, with t
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gpas_cli.errors import explain
+from gpas_cli.files import overlapped
 from gpas_cli.grid.declared import Entry
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude, lives, result_of
@@ -38,6 +40,9 @@ def cell_statuses(
     """
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
+    entries = list(entries)
+    first = dict.fromkeys(entry.cell.stages[0].key for entry in entries)
+    seen |= _observed(runs, [key for key in first if key not in seen], alive)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     for place, state in enumerate(states if jobs else ()):
         if state.job is None and state.state in ALIVE:
@@ -53,7 +58,9 @@ def observe_all(runs: Path, keys: Iterable[str]) -> dict[str, StageStatus]:
     unreadable: list[str] = []
     there = set(all_keys(runs, unreadable))
     untried = StageStatus(state="missing", evidence=_none(()))
-    return {key: observe(runs, key, alive) if key in there or unreadable else untried for key in keys}
+    keys = list(keys)
+    found = _observed(runs, [key for key in keys if key in there or unreadable], alive)
+    return {key: found.get(key, untried) for key in keys}
 
 
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
@@ -72,13 +79,27 @@ def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: S
 
 def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
     """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
-    alive = alive or SchedulerView(runs)
+    return _observed(runs, [key], alive or SchedulerView(runs))[key]
+
+
+def _observed(runs: Path, keys: Sequence[str], alive: SchedulerView) -> dict[str, StageStatus]:
+    """Return the status of each stage. What attempts show is read of several at a time, the scheduler is asked once."""
+    read = overlapped(partial(_read, runs), keys)
+    return {key: _with_claim(runs, key, alive, *found) for key, found in zip(keys, read, strict=True)}
+
+
+def _read(runs: Path, key: str) -> tuple[StageStatus, frozenset[str]]:
+    """Return the status that the attempts at a stage show, and the files beside them."""
+    stage = stage_dir(runs, key)
     try:
-        stage = stage_dir(runs, key)
         tries, files = look_in(stage)
-        return _with_claim(runs, key, alive, _of_attempts(runs, stage, tries, files), files)
+        return _of_attempts(runs, stage, tries, files), files
     except UNREADABLE as error:
-        return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
+        return _unreadable(error), frozenset()
+
+
+def _unreadable(error: Exception) -> StageStatus:
+    return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
 
 
 def _of_attempts(runs: Path, stage: Path, tries: list[str], files: frozenset[str]) -> StageStatus:
@@ -106,7 +127,10 @@ def _with_claim(runs: Path, key: str, alive: SchedulerView, last: StageStatus, f
         return replace(last, state="running", evidence=evidence, cause="", source="ending")
     if last.state in ALIVE and last.source != "silence":
         return last
-    claim = read_claim(runs, key) if CLAIM in files else None
+    try:
+        claim = read_claim(runs, key) if CLAIM in files else None
+    except UNREADABLE as error:
+        return _unreadable(error)
     if claim:
         last = alive.state_of(key, last, claim)
         if claim.grid and (last.state in ALIVE or not last.grid):

@@ -13,13 +13,15 @@ results; the mark is removed when the directory is back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from sqlalchemy import Engine, bindparam, select, update
 
+from gpas_cli.files import overlapped
 from gpas_cli.store import owner, rundir, session
 from gpas_cli.store.attempt_rows import Stored, Unreadable, forget_attempt, journal_stat, read_lines, store_attempt
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
@@ -56,9 +58,9 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     done = Ingested()
     known = _known(engine, keys)
     skipped: list[str] = []
-    for folder, name in _listed(runs, keys, skipped):
+    for folder, name, unchanged in _listed(runs, keys, skipped, dict(known)):
         before = known.pop((folder[-_KEY_DIGITS:], int(name)), None)
-        if before is not None and is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", before):
+        if unchanged:
             continue
         attempt = AttemptDir(Path(folder, name))
         try:
@@ -86,12 +88,22 @@ def _ingest(engine: Engine, attempt: AttemptDir) -> Ingested:
     return done
 
 
-def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the folder of the stage and the name of every attempt. As text: a project may have many thousands."""
-    for key in rundir.all_keys(runs, skipped) if keys is None else sorted(set(keys)):
+def _listed(
+    runs: Path, keys: Iterable[str] | None, skipped: list[str], known: Mapping[tuple[str, int], Journal]
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield the folder of the stage and the name of every attempt, and whether its journal is as it was when it was
+    read. As text: a project may have many thousands."""
+
+    def attempts(key: str) -> list[tuple[str, str, bool]]:
         folder = str(rundir.stage_dir(runs, key))
-        for name in rundir.attempt_names(folder, skipped):
-            yield folder, name
+        before = {name: known.get((key, int(name))) for name in rundir.attempt_names(folder, skipped)}
+        return [
+            (folder, name, old is not None and is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", old))
+            for name, old in before.items()
+        ]
+
+    stages = rundir.all_keys(runs, skipped) if keys is None else sorted(set(keys))
+    yield from chain.from_iterable(overlapped(attempts, stages))
 
 
 def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], Journal]:

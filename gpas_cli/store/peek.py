@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from gpas_cli.errors import StoreError
+from gpas_cli.files import overlapped
 from gpas_cli.project import Project
 from gpas_cli.store.records import ProjectRecord
 from gpas_cli.store.rundir import JOURNAL, attempt_names, read_record, stage_dir
@@ -114,15 +115,15 @@ def survey(rows: Rows, runs: Path, keys: Collection[str]) -> Survey:
         key, number, *others = row.values()
         known.setdefault(key, {})[number] = Journal(*others)
     skipped: list[str] = []
-    current = True
-    for key in keys:
-        folder = str(stage_dir(runs, key))
-        before = known.get(key, {})
+
+    def is_current(key: str) -> bool:
+        folder, before = str(stage_dir(runs, key)), known.get(key, {})
         names = attempt_names(folder, skipped)
-        current = current and {int(name) for name in names} == before.keys() and all(
+        return {int(name) for name in names} == before.keys() and all(
             is_unchanged(f"{folder}/{name}/{JOURNAL}", before[int(name)]) for name in names
-        )  # fmt: skip
-    return Survey(current and not skipped, frozenset(known))
+        )
+
+    return Survey(all(overlapped(is_current, keys)) and not skipped, frozenset(known))
 
 
 def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str, Any]]:

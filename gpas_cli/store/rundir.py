@@ -16,12 +16,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
-from gpas_cli.files import parse_json, read_regular, replace_file
+from gpas_cli.files import overlapped, parse_json, read_regular, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -147,9 +148,12 @@ def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
 
 def all_keys(runs: Path, skipped: list[str] | None = None) -> Iterator[str]:
     """Yield the key of every stage under `runs`, sorted; `skipped` is as for `all_attempts`."""
-    skipped = [] if skipped is None else skipped
-    for prefix in sorted(_folders(str(runs), _PREFIX, skipped)):
-        yield from sorted(key for key in _folders(f"{runs}/{prefix}", _KEY, skipped) if key.startswith(prefix))
+    unread = [] if skipped is None else skipped
+
+    def keys(prefix: str) -> list[str]:
+        return sorted(key for key in _folders(f"{runs}/{prefix}", _KEY, unread) if key.startswith(prefix))
+
+    yield from chain.from_iterable(overlapped(keys, sorted(_folders(str(runs), _PREFIX, unread))))
 
 
 def is_gone(path: Path) -> bool:
