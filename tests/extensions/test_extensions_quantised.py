@@ -96,7 +96,7 @@ def test_the_network_comes_back_when_an_evaluation_fails() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in network.state_dict().items())
 
 
-@pytest.mark.parametrize("norm", ["pre", "post", "sandwich", "deepnorm", "mix", "b2t"])
+@pytest.mark.parametrize("norm", ["pre", "post", "sandwich", "deepnorm", "mix"])
 def test_the_network_with_its_gates_folded_loses_the_same(norm: str) -> None:
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "eps": 1e-30}
     network = build(cell_of(norm=norm, gate="gpas", size=size).model, seed=3).double()
