@@ -122,7 +122,7 @@ class SubmissionRecord(Record):
     git: Mapping[str, Any] = field(default_factory=dict)
     project: Folders
     keys: tuple[tuple[str, ...], ...]
-    failures: int = 3
+    failures: int = field(default=3, metadata={"absent": True})
 
 
 @dataclass(frozen=True, kw_only=True)
