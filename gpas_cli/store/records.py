@@ -122,7 +122,7 @@ class SubmissionRecord(Record):
     git: Mapping[str, Any] = field(default_factory=dict)
     project: Folders
     keys: tuple[tuple[str, ...], ...]
-    failures: int = field(default=3, metadata={"absent": True})
+    failures: int = field(default=3, metadata=ABSENT)
 
 
 @dataclass(frozen=True, kw_only=True)
