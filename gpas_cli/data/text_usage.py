@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Source, SurveyUnknown
+from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, SurveyUnknown
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
@@ -116,11 +116,11 @@ def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> T
 def estimate_usage(
     data: Data, vocab: int, cache: Path, root: Path, rows: int, trained: int | None = None
 ) -> TextUsage | None:
-    """Return `text_usage` from the token cache, or an estimate from file sizes; None if neither is known.
+    """Return `text_usage` from the token cache, or an estimate from file sizes and a sample; None if neither is known.
 
     rows: of the whole schedule, all of which are tokenised; trained: the rows that the run reads, by default all.
 
-    Builds nothing and reads no text. Raises DataError if there is no text.
+    Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """
     from gpas_cli.data.prepare import cached, open_sources  # and numpy, which `gpas status` does without
     from gpas_cli.data.shards import sum_of
@@ -145,9 +145,25 @@ def _estimate(data: Data, vocab: int, source: Files, rows: float) -> TextUsage |
         held = size * VALIDATION_PERCENT // 100
         size -= held
     token = bytes_per_token(vocab)
-    packed = data.layout == "pack"  # the number of documents, which are the rows of `pad`, is not known yet
-    epochs = rows / max(1.0, size / (data.length * token)) if packed else 0.0
-    return TextUsage(data, epochs, 0.0 if packed else None, max(1, int(held / token)), estimated=True)
+    row = data.length * token
+    targets = max(1, int(held / token))
+    if data.layout == "pack":
+        return TextUsage(data, rows / max(1.0, size / row), 0.0, targets, estimated=True)
+    lengths = [len(document.text.encode("utf-8", "surrogatepass")) for document in _sample(source)]
+    if not lengths:
+        return None
+    kept = sum(min(length, row) for length in lengths) / sum(lengths)
+    documents = size * len(lengths) / sum(lengths)
+    return TextUsage(data, rows / max(1.0, documents), None, int(targets * kept) or 1, estimated=True)
+
+
+def _sample(source: Source) -> Iterator[Document]:
+    left = _SAMPLE_BYTES
+    for document in source.documents("train"):
+        yield document
+        left -= len(document.text)
+        if left < 0:
+            return
 
 
 @dataclass(frozen=True)
