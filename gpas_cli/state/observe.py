@@ -84,8 +84,13 @@ def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageSt
 
 def _observed(runs: Path, keys: Sequence[str], alive: SchedulerView) -> dict[str, StageStatus]:
     """Return the status of each stage. What attempts show is read of several at a time, the scheduler is asked once."""
-    read = overlapped(partial(_read, runs), keys)
-    return {key: _with_claim(runs, key, alive, *found) for key, found in zip(keys, read, strict=True)}
+    states = {}
+    for key, found in zip(keys, overlapped(partial(_read, runs), keys), strict=True):
+        try:
+            states[key] = _with_claim(runs, key, alive, *found)
+        except UNREADABLE as error:
+            states[key] = _unreadable(error)
+    return states
 
 
 def _read(runs: Path, key: str) -> tuple[StageStatus, frozenset[str]]:
@@ -127,10 +132,7 @@ def _with_claim(runs: Path, key: str, alive: SchedulerView, last: StageStatus, f
         return replace(last, state="running", evidence=evidence, cause="", source="ending")
     if last.state in ALIVE and last.source != "silence":
         return last
-    try:
-        claim = read_claim(runs, key) if CLAIM in files else None
-    except UNREADABLE as error:
-        return _unreadable(error)
+    claim = read_claim(runs, key) if CLAIM in files else None
     if claim:
         last = alive.state_of(key, last, claim)
         if claim.grid and (last.state in ALIVE or not last.grid):
