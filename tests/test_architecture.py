@@ -233,7 +233,6 @@ def functions(module: str) -> Iterator[ast.FunctionDef]:
 
 
 def lines(function: ast.FunctionDef) -> int:
-    assert function.end_lineno is not None
     docstring = ast.get_docstring(function) or ""
     return function.end_lineno - function.lineno + 1 - len(docstring.splitlines())
 

@@ -357,14 +357,12 @@ def test_a_run_reads_no_more_files_of_the_hub_than_it_needs(repositories: list[s
     assert len(short.train) == 5
     assert {name.split("/")[0] for name in repositories[1:]} == {"global-shard_01_of_10"}
     usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=5)
-    assert usage is not None
     assert usage.epochs == 1
     rows = 10_000  # more than there are: the text is repeated, and `gpas plan` warns
     longer = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=rows)
     assert 5 < len(longer.train) < rows
     assert (longer.train.tokens(range(5)) == short.train.tokens(range(5))).all()
     usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=rows)
-    assert usage is not None
     assert usage.epochs == pytest.approx(rows / len(longer.train))
 
 

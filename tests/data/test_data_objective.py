@@ -58,7 +58,6 @@ def test_only_chosen_tokens_change_and_only_they_are_targets() -> None:
     assert np.array_equal(batch.inputs[~chosen], original[~chosen])
     assert np.array_equal(batch.targets[chosen], original[chosen])
     assert not chosen[original == END].any()
-    assert batch.prefix is not None
     assert (batch.prefix == LENGTH).all()
     assert batch.tokens_read == 400 * LENGTH
     assert batch.predicted == chosen.sum()
@@ -98,7 +97,6 @@ def test_padding_is_neither_chosen_nor_seen() -> None:
     numbers = np.arange(3)
     reader = _MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
     batch = reader.batch(tokens()[numbers], sizes, numbers, Draw.training(1, 1))
-    assert batch.prefix is not None
     assert batch.prefix.tolist() == [1, 5, LENGTH]
     assert (batch.targets[1, 5:] == IGNORED).all()
     assert (batch.targets[0, 1:] == IGNORED).all()
@@ -113,7 +111,6 @@ def test_the_numbers_are_fixed_for_good() -> None:
 
 END, VOCAB, LENGTH = 1, 600, 64
 UL2 = OBJECTIVES["ul2"]
-assert isinstance(UL2, Spans)
 FIRST_SENTINEL = VOCAB - 1
 
 
@@ -128,7 +125,6 @@ def spans_made(spec: Spans, numbers: Ints, draw: Draw, sizes: Ints | None = None
 
 def parts_of(batch: Batch, i: int) -> tuple[list[int], list[int]]:
     """Return the inputs and the targets of a row."""
-    assert batch.prefix is not None
     hidden = batch.targets[i][batch.targets[i] != IGNORED].tolist()
     return batch.inputs[i, : batch.prefix[i]].tolist(), hidden
 
@@ -167,7 +163,6 @@ def test_a_corrupted_row_has_every_token_once(text: str) -> None:
 
 def test_the_network_reads_the_inputs_and_then_each_target_after_its_prediction() -> None:
     batch = spans_made(Spans(), np.arange(20), Draw.training(1, 2))
-    assert batch.prefix is not None
     for i, prefix in enumerate(batch.prefix.tolist()):
         seen, hidden = parts_of(batch, i)
         assert batch.inputs[i, prefix : prefix + len(hidden) - 1].tolist() == hidden[:-1]
@@ -188,7 +183,6 @@ def test_the_prefix_denoiser_hides_the_end_of_the_row() -> None:
 
 def test_modes_and_denoisers_are_drawn_equally_often() -> None:
     """Two of UL2's seven denoisers are r, one is s and four are x."""
-    assert isinstance(UL2, Spans)
     batch = _SpanReader(UL2, LENGTH, VOCAB, END).batch(
         np.tile(spans_tokens(), (5, 1)), np.full(1000, LENGTH + 1), np.arange(1000), Draw.training(3, 4)
     )
@@ -216,7 +210,6 @@ def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equal
 
 
 def test_spans_a_row_is_corrupted_in_the_same_way_in_any_batch() -> None:
-    assert isinstance(UL2, Spans)
     draw = Draw.training(7, 3)
     whole = spans_made(UL2, np.arange(20), draw)
     numbers = np.array([19, 11, 2])
@@ -233,7 +226,6 @@ def test_short_rows_lose_nothing_and_the_shortest_has_no_target() -> None:
     assert [len(parts_of(batch, i)[1]) for i in range(3)] == [0, 3, 3]
     sentinels = range(VOCAB - spec.sentinels, VOCAB)
     assert restored(*parts_of(batch, 2), sentinels) == spans_tokens()[2, :9].tolist()
-    assert batch.prefix is not None
     assert batch.prefix[0] == 1
 
 

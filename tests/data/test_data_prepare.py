@@ -20,11 +20,11 @@ import gpas_cli.data
 from gpas_cli.data.corpora import SurveyUnknown
 from gpas_cli.data.loader import Batches, RowOrder, validation_batches
 from gpas_cli.data.prepare import Corpus, cached, prepare
-from gpas_cli.data.rows import MixedRows, rows_needed
+from gpas_cli.data.rows import rows_needed
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextUsage, estimate_usage, text_usage, unreadable_reason
 from gpas_cli.errors import DataError, Problem
-from gpas_cli.events import Outcome, TextFacts, fields_of
+from gpas_cli.events import TextFacts, fields_of
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse_cell import Catalogue, cell_from, parse_cell
 from gpas_cli.spec.run import Cadence
@@ -219,11 +219,9 @@ def test_text_that_is_read_again_and_too_little_to_evaluate_on(short_texts: Path
 
 def test_text_use_is_estimated_before_tokenisation(short_texts: Path):
     of_documents = estimate_usage(data(layout="pad"), VOCAB, short_texts / "cache", short_texts, 300)
-    assert of_documents is not None
     assert (of_documents.epochs, of_documents.cut, of_documents.warnings()) == (0.0, None, [])
     estimated = estimate_usage(data(layout="pack"), VOCAB, short_texts / "cache", short_texts, 300)
     assert not (short_texts / "cache").exists()
-    assert estimated is not None
     assert (estimated.estimated, estimated.cut) == (True, 0.0)
     known = exact(short_texts, data(layout="pack"), rows=300)
     assert known.epochs / 2 < estimated.epochs < 2 * known.epochs
@@ -295,7 +293,6 @@ def made(texts: Path, rows: int = 3000, **changes: Any) -> Corpus:
 
 def test_each_corpus_has_its_share_of_every_thousand_rows_in_its_own_order(texts: Path) -> None:
     rows = made(texts).train
-    assert isinstance(rows, MixedRows)
     small = len(rows.parts["small"])
     batches = Batches(rows, 8, 3)
     seen = np.concatenate([batches._order.at(step) for step in range(375)])
@@ -313,7 +310,6 @@ def test_each_corpus_has_its_share_of_every_thousand_rows_in_its_own_order(texts
 
 def test_rows_are_those_of_the_corpora(texts: Path) -> None:
     rows = made(texts).train
-    assert isinstance(rows, MixedRows)
     small = rows.parts["small"]
     first = np.array([0, len(small), len(small) - 1])
     alone = [small.tokens(np.array([0])), rows.parts["large"].tokens(np.array([0])), small.tokens(first[2:])]
@@ -359,17 +355,14 @@ def test_how_often_a_mixture_is_read_is_known_before_and_after_it_is_tokenised(t
     before = estimate_usage(data, MIXTURE_VOCAB, texts / "cache", texts, 3000)
     found = made(texts)
     after = text_usage(data, 3000, found.totals)
-    assert before is not None
     assert (before.most_read, after.most_read) == ("small", "small")
     assert before.estimated
-    assert isinstance(found.train, MixedRows)
     assert after.epochs == 300 / len(found.train.parts["small"])
     assert after.warnings()[0].startswith(f"the training text of small is read {after.epochs:,.1f} times; without `rep")
 
 
 def test_the_validation_text_has_the_weights_of_the_training_text(texts: Path) -> None:
     rows = made(texts).validation
-    assert isinstance(rows, MixedRows)
     parts = {name: sum(b.predicted for b in validation_batches(part, 4, 10**9)) for name, part in rows.parts.items()}
     read = sum(batch.predicted for batch in validation_batches(rows, 4, 200))
     assert min(parts.values()) > 32
@@ -381,7 +374,6 @@ def test_training_reports_the_loss_on_each_corpus_and_their_weighted_mean(texts:
     events: list[object] = []
     paths = RunPaths(texts / "checkpoints", (), texts / "cache", texts)
     outcome = train(cell, paths, events.append, Execution(Cadence(), lambda: None))
-    assert isinstance(outcome, Outcome)
     metrics = outcome.metrics
     own = [metrics[f"corpus_loss/{name}"] for name in ("small", "large")]
     assert own[0] != own[1]

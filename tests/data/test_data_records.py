@@ -121,7 +121,6 @@ def test_a_folder_has_tasks_to_train_on_and_to_evaluate_on(tmp_path: Path) -> No
     found = training_source(spec, tmp_path, tmp_path, quiet)
     assert [record.instruction for record in found.records()] == ["a train", "b train"]
     held_out = held_out_source(spec, tmp_path, tmp_path, quiet)
-    assert held_out is not None
     assert [record.instruction for record in held_out.records()] == ["a test"]
     before = found.fingerprint(tmp_path)
     (tmp_path / "tasks/b/train.json").write_text(json.dumps([{"instruction": "other", "output": "x"}]))

@@ -309,7 +309,6 @@ def start(root: Path, cache: Path, numbers: str = "0 200 0 10 1") -> subprocess.
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 

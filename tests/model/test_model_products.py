@@ -173,7 +173,6 @@ def test_attention_on_stream_and_rows(family: dict[str, object], kind: str, requ
         value = summed_loss(network, own, FP32)
         value.backward()
         found.append((value.detach(), {name: p.grad for name, p in network.named_parameters()}))
-        assert own.packing is not None
         assert (own.packing.bounds is not None) == (len(found) == 2)
         request.getfixturevalue("on_gpu")
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
@@ -193,8 +192,6 @@ def test_only_causal_attention_has_bounds(on_gpu: None) -> None:
     lengths = np.array([9, 5, 4, 2])
     targets = np.where(np.arange(9) < lengths[:, None], TOKENS, IGNORED)
     masked = DeviceRows.of(TOKENS, targets, CPU, prefix=lengths)
-    assert masked.packing is not None
-    assert masked.targeted is not None
     assert masked.packing.bounds is None
     assert masked.targeted.bounds is None
     assert rows(*lengths).packing.bounds.tolist() == [0, 9, 14, 18, 20]  # type: ignore[union-attr]

@@ -166,7 +166,6 @@ def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Pro
     stranger = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
     with other_run(project, "wait:1"):
         status = until(working(project, cell))
-        assert status.directory is not None
         path = process_path(AttemptDir(status.directory))
         write_json(path, {**read_json(path), "pid": stranger.pid})
         (answer,) = cancel_now(project, cell)
@@ -297,7 +296,6 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     start = ElementStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs
     first = start.create_attempt(job)
-    assert first is not None
     record_exit(first, None, 9)
     old_first, _ = attempts(OLD, KILLED)
     assert same_fields(first.attempt_path, old_first.attempt_path)

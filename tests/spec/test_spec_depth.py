@@ -408,7 +408,6 @@ def test_scores_of_masked_tokens_never_stand_beside_those_of_the_next_token() ->
     named = Masked().named(scores)
     assert named == {"masked_loss": 2.0, "masked_perplexity": 7.4, "tokens": 10}
     found = main_result(named)
-    assert found is not None
     assert found[0].name == "masked_perplexity"
 
 

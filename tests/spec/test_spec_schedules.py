@@ -171,7 +171,6 @@ def cadence(every: object) -> tuple[Cadence | None, list[str]]:
 def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
     assert _period_seconds(text) == seconds
     made, faults = cadence(text)
-    assert made is not None
     assert not faults
     assert not made.checkpoint_due(500, seconds - 1)
     assert made.checkpoint_due(501, seconds)
@@ -179,7 +178,6 @@ def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
 
 def test_a_number_counts_updates() -> None:
     made, _ = cadence(500)
-    assert made is not None
     assert made.checkpoint_due(1000, 0.0)
     assert not made.checkpoint_due(1001, 1e9)
 

@@ -238,7 +238,6 @@ def test_tasks_of_one_kind_have_no_further_score(tasks: list[str]) -> None:
 
 def test_the_cost_is_a_third_of_the_tokens_of_the_questions() -> None:
     cost = STAGE_KINDS["downstream"].cost
-    assert cost is not None
     piqa = KNOWN_TASKS["piqa"]
     assert cost(scored(tasks=["piqa"]), Cadence(), 0) == pytest.approx(piqa.questions * piqa.tokens / 3)
     assert cost(scored(tasks=["piqa"], limit=10), Cadence(), 0) == pytest.approx(10 * piqa.tokens / 3)
@@ -288,7 +287,6 @@ def test_problems(section: dict, message: str) -> None:
 
 def test_the_cost_of_texts_counts_only_the_documents_that_are_scored() -> None:
     cost = STAGE_KINDS["texts"].cost
-    assert cost is not None
     whole, half, more = (
         cost(cell_from({**BASE, "texts": {"texts": ["wikitext"], "limit": limit}}), Cadence(), 0)
         for limit in (0, 31, 900)
@@ -298,10 +296,8 @@ def test_the_cost_of_texts_counts_only_the_documents_that_are_scored() -> None:
 
 def test_generated_answers_stand_for_a_stage_without_accuracies() -> None:
     found = main_result({"f1/recall": 5.0, "exact_match/recall": 4.0})
-    assert found is not None
     assert (found[0].name, found[1]) == ("exact_match", 4.0)
     mixed = main_result({"exact_match/recall": 4.0, "accuracy/indent": 30.0})
-    assert mixed is not None
     assert mixed[0].name == "accuracy"
 
 

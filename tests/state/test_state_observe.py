@@ -22,7 +22,6 @@ from gpas_cli.state.attempt import alive_path, conclude, resumable
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import cell_statuses, observe, observe_all
 from gpas_cli.state.outputs import checkpoint_code, last_checkpoint, scoring_identity
-from gpas_cli.state.status import CellStatus
 from gpas_cli.state.status import _progress as read_progress
 from gpas_cli.store.journal import Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
@@ -75,7 +74,6 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     assert (seen.state, seen.outcome, seen.cause, seen.attempt) == (outcome, outcome, "because", 1)
     assert seen.directory == made.path
     assert seen.metrics == {"perplexity": 7.0}
-    assert seen.age is not None
     assert seen.age < 60
 
 
@@ -266,7 +264,6 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     made.journal_path.write_bytes(b"".join(encode(event) for event in events))
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert progress.losses[:3] == (4, 3, 2)
     assert str(progress.loss) == "nan"
     assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
@@ -275,7 +272,6 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     )
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert (progress.eta, progress.counted) == (None, f"5/{progress.steps}, evaluating")
 
 
@@ -283,7 +279,6 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
 def test_a_clock_that_is_set_during_a_run_leaves_the_time_left(set_by: float) -> None:
     events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)[1]}) for i in range(1, 11)]
     progress = read_progress(events)
-    assert progress is not None
     assert progress.eta == pytest.approx(90 * 10)
 
 
@@ -295,7 +290,6 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
         ("skipped", {"step": 15, "loss_scale": 512.0}),
     ]
     found = read_progress([Line({"t": float(i), "kind": kind, **fields}) for i, (kind, fields) in enumerate(events)])
-    assert found is not None
     assert (found.grad_norm, found.mfu, found.spikes, found.skipped) == (0.5, 0.41, 2, 1)
 
 
@@ -303,7 +297,6 @@ def test_progress_counts_from_the_last_start(runs: Path) -> None:
     made = attempt(runs, step(50), ("start", {"host": socket.gethostname()}), ("phase", {"name": "tokenising"}))
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert (progress.phase, progress.step) == ("tokenising", None)
 
 
@@ -333,7 +326,6 @@ def test_later_stages_need_the_last_checkpoint_of_the_training(runs: Path) -> No
 def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
     attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
     seen = observe(runs, KEY)
-    assert seen.progress is not None
     assert (seen.progress.step, seen.progress.saved) == (40, 47)
     assert result(seen) == ": saved at update 47"
     attempt(runs, ("phase", {"name": "training"}), ended("interrupted"))
@@ -343,7 +335,6 @@ def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
 def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) -> None:
     cell = entry(importance={"eval_tokens": 100})
     (state,) = cell_statuses(runs, [cell])
-    assert isinstance(state, CellStatus)
     assert (state.stage, state.state, state.entry) == ("pretrain", "missing", cell)
     attempt(runs, ended("done"))
     (state,) = cell_statuses(runs, [cell])

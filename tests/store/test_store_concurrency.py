@@ -119,10 +119,8 @@ def rivals(url: str, life: Life, stop: Path, stretch: int) -> Iterator[list[subp
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(RIVALS)]
     try:
         for rival in started:
-            assert rival.stdout is not None
             assert rival.stdout.readline() == "ready\n"
         for rival in started:
-            assert rival.stdin is not None
             rival.stdin.write("go\n")
             rival.stdin.flush()
         yield started
@@ -178,7 +176,6 @@ def test_the_first_sync_names_the_project_and_the_database_remembers_it(engine: 
     sync(engine, life.runs)
     found = owner.recorded(engine)
     assert found == owner.of(life.runs)
-    assert found is not None
     assert len(found.id) == 16
     assert found.runs == str(life.runs)
     assert [path.name for path in life.runs.iterdir() if path.name.startswith(".")] == [peek.PROJECT_FILE]
@@ -215,7 +212,6 @@ def test_the_id_moves_with_the_run_directories(connect: Connect, url: str, life:
     assert owner.recorded(engine) == owner.of(moved)
     maintenance.rebuild(url, moved)
     again = owner.recorded(connect(url))
-    assert again is not None
     assert (again.id, again.runs) == (first, str(moved))
     new = f"sqlite:///{tmp_path / 'new.db'}"
     maintenance.rebuild(new, moved)
@@ -278,7 +274,6 @@ def test_read_only_run_directories_are_known_by_their_place(connect: Connect, un
         assert sync(engine, life.runs).attempts == 0
     life.runs.chmod(0o755)
     found = owner.recorded(engine)
-    assert found is not None
     assert (found.id, found.runs) == ("", str(life.runs))
     sync(engine, life.runs)
     assert json.loads((life.runs / peek.PROJECT_FILE).read_text())["id"] == owner.of(life.runs).id != ""

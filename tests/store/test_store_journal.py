@@ -335,7 +335,6 @@ def test_a_killed_writer_leaves_a_readable_journal(tmp_path: Path) -> None:
     )
     path = tmp_path / "j"
     process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     with process, process.stdout:
         shown = [int(process.stdout.readline()) for _ in range(50)][-1]
         process.kill()

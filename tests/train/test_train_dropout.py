@@ -284,7 +284,6 @@ def logits(made: Llama, own: Batch) -> Tensor:
 
 def documents(own: Batch) -> list[slice]:
     """Return the places of each document in the flattened rows."""
-    assert own.starts is not None
     first = [*np.flatnonzero(own.starts).tolist(), own.starts.size]
     return [slice(*pair) for pair in itertools.pairwise(first)]
 

@@ -209,7 +209,6 @@ def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
     words = ("--set", "resources.mem=64G", "--set", "resources.time=1:30:00", "--set", "resources.cpus=2")
     site.gpas("retry", "pre-s1", *words, "--executor", "slurm", "--yes")
     asked = element(site)["resources"]
-    assert isinstance(asked, dict)
     assert (asked["mem"], asked["time"], asked["cpus"]) == ("64G", "1:30:00", 2)
 
 
