@@ -8,18 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from gpas_cli.events import (
-    KINDS,
-    Event,
-    Malformed,
-    Outcome,
-    Phase,
-    Step,
-    Unknown,
-    Verified,
-    event_of,
-    fields_of,
-)  # fmt: skip
+from gpas_cli.events import KINDS, Event, Malformed, Outcome, Phase, Step, Unknown, Verified, event_of, fields_of
 from gpas_cli.store.journal import Journal, decode, encode, read
 from gpas_cli.structure import Number, plain
 

@@ -11,6 +11,7 @@ import pytest
 from end_to_end import Toy, wait
 from face import fake_jobs
 from faded_plugin import PLUGIN
+from programs import program
 
 from gpas_cli import trust
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -229,11 +230,8 @@ class Secretive(Toy):
         return {**super().environment(), "GPAS_DB": self.url, "PATH": path, "WIDTH": "400"}
 
     def add_slurm(self) -> None:
-        (self.folder / "bin").mkdir()
         for name, body in PROGRAMS.items():
-            program = self.folder / "bin" / name
-            program.write_text(f"#!/bin/sh\n{body}\n")
-            program.chmod(0o755)
+            program(self.folder / "bin" / name, body)
 
     def said(self, *words: str) -> str:
         done = self(*words, expect=None)
@@ -286,15 +284,6 @@ def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
         said = toy.said(*words)
         assert said, words
         assert SECRET not in said, words
-
-
-def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
-    toy = Secretive(tmp_path / "project")
-    toy.url = FORMS["port"]
-    done = toy("db", "sync", expect=2)
-    assert done.out == ""
-    assert done.err.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
-    assert done.err.count("\n") == 1
 
 
 def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Mixtures of corpora: the weights, the order of rows, what is tokenised and repeated, and the loss on each corpus.
 """
 
-import ast
 import math
 import os
 import subprocess
@@ -159,14 +158,6 @@ def test_no_network_is_asked_whether_c4_is_there(tmp_path: Path):
     assert cached(Data(), 32_000, tmp_path, root=tmp_path, rows=10) is None
     with pytest.raises(SurveyUnknown):
         cached(Data(source="hf", path="some/where"), 32_000, tmp_path, root=tmp_path, rows=10)
-
-
-def test_data_never_imports_torch():
-    for path in PACKAGE.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not [n for n in names if n.split(".")[0] == "torch"], path
 
 
 VOCAB = 300

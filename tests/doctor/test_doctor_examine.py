@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from programs import program
 
 from gpas_cli import file_systems
 from gpas_cli.doctor import examine
@@ -24,12 +25,6 @@ def project(tmp_path: Path) -> Project:
     """Return a project whose experiments file, run directories and database are not there yet."""
     database = f"sqlite:///{tmp_path / 'gpas.db'}"
     return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", database)
-
-
-def nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
 
 
 def test_a_missing_compiler_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +57,7 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
 )
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, detail: str) -> None:
     if script is not None:
-        nvidia_smi(tmp_path, script)
+        program(tmp_path / "nvidia-smi", script)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = examine._gpus()
     assert found.status == status

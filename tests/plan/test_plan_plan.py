@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from attempts import make_attempt, write_events
 from end_to_end import Toy
 from launching import FOUR_CORES, entry, key
+from programs import program
 from saving import save
 
 from gpas_cli import file_systems
@@ -39,11 +39,6 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.precision import Precision
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
 
 
 def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, device: str = "cpu") -> AttemptDir:
@@ -390,8 +385,7 @@ def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     head = "Disk quotas for user x (uid 1):\n Filesystem blocks quota limit"
     rows = f"{mount} 90* 80 100 6days 4 0 0\n/x 1 1 1"
-    (tmp_path / "quota").write_text(f"#!/bin/sh\ncat <<END\n{head}\n{rows}\nEND\nexit 1\n")
-    (tmp_path / "quota").chmod(0o755)
+    program(tmp_path / "quota", f"cat <<END\n{head}\n{rows}\nEND\nexit 1")
     assert file_systems.free(tmp_path / "absent/runs") == file_systems.Free(tmp_path, 10 * 1024, quota=True)
 
 
@@ -402,12 +396,9 @@ CPUS = (4, 5, 6, 7)
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install an nvidia-smi that lists three GPUs, one of them divided in two."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
     listing = "GPU 0: H (UUID: GPU-a)\n  MIG 1g (UUID: MIG-b)\n  MIG 1g (UUID: MIG-c)\nGPU 1: H\nGPU 2: H\n"
-    program.write_text(f"#!/bin/sh\ncat <<'.'\n{listing}.\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program(tmp_path / "nvidia-smi", f"cat <<'.'\n{listing}.")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("smi")
@@ -424,9 +415,7 @@ def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tup
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
+    program(tmp_path / "nvidia-smi", "exit 9")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine._visible_gpus({}) == ()
     assert machine._visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
@@ -477,12 +466,10 @@ def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
 
 
 def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "NVIDIA A100-SXM4-40GB, 40960"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "nvidia-smi", 'echo "NVIDIA A100-SXM4-40GB, 40960"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert ThisMachine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
     assert ThisMachine(gpus=("MIG-b",), cores=()).gpu_kind() is None
     assert CORES.gpu_kind() is None
-    program.write_text("#!/bin/sh\necho '[Unknown Error]'\n")
+    program(tmp_path / "nvidia-smi", "echo '[Unknown Error]'")
     assert ThisMachine(gpus=("0",), cores=()).gpu_kind() is None

@@ -29,6 +29,7 @@ from launching import (
     until,
     working,
 )
+from programs import program
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
@@ -216,11 +217,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(programs: Path, name: str, script: str = "") -> None:
-    (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-    (programs / name).chmod(0o755)
-
-
 def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = programs / "runs"
 
@@ -229,7 +225,7 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
         return type(scheduler), note
 
     assert chosen("auto") == (LocalScheduler, "")
-    install(programs, "sbatch")
+    program(programs / "sbatch")
     assert chosen("local") == (LocalScheduler, "")
     here, note = chosen("auto")
     assert (here, "no SLURM controller answers" in note) == (LocalScheduler, True)
@@ -237,7 +233,7 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
     assert chosen("auto") == (LocalScheduler, "")  # jobs have run here before, and nowhere else
     (runs / ".slurm").mkdir()
     assert chosen("auto") == (LocalScheduler, note)
-    install(programs, "scontrol", "echo 'Slurmctld(primary) at here is UP'")
+    program(programs / "scontrol", "echo 'Slurmctld(primary) at here is UP'")
     assert chosen("auto") == (SlurmScheduler, "")
     assert chosen("local") == (LocalScheduler, "")
     monkeypatch.setenv("SLURM_JOB_ID", "1")

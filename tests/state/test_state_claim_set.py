@@ -51,11 +51,6 @@ def end(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 def test_concurrent_processes_claim_disjoint_keys(runs: Path) -> None:
     rivals = [taker(runs, *KEYS) for _ in range(3)]
     held = []

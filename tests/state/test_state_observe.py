@@ -52,11 +52,6 @@ def write_at(made: AttemptDir, seconds_ago: float, kind: str = "step", **fields:
     made.journal_path.write_bytes(encode(event))
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 @contextmanager
 def held(made: AttemptDir) -> Iterator[None]:
     """Hold the attempt's alive.lock, as its process does."""

@@ -131,22 +131,6 @@ def rivals(url: str, life: Life, stop: Path, stretch: int) -> Iterator[list[subp
 
 
 @pytest.mark.long
-def test_processes_at_once(url: str, life: Life, connect: Connect, tmp_path: Path) -> None:
-    for n in range(40):
-        life.whole(f"{n:016x}")
-    connect(url)
-    stop = tmp_path / "stop"
-    stop.touch()
-    with rivals(url, life, stop, stretch=1 << 20) as started:
-        assert sum(int(rival.communicate()[0]) for rival in started) == 40 * 26
-        assert [rival.returncode for rival in started] == [0] * RIVALS
-    engine, fresh = connect(url), connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engine) == dump(fresh)
-    assert sync(engine, life.runs) == Ingested()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 2])
 def test_journals_that_grow_meanwhile(url: str, life: Life, connect: Connect, tmp_path: Path, killed: int) -> None:
     """Every process stores a few events of a journal at a time, and some are killed in the middle."""

@@ -344,14 +344,6 @@ def test_a_killed_writer_leaves_a_readable_journal(tmp_path: Path) -> None:
     assert damaged == 0
 
 
-def test_the_writer_imports_little() -> None:
-    code = (
-        "import sys; import gpas_cli.store.journal, gpas_cli.store.rundir\n"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'sqlalchemy', 'alembic', 'torch', 'numpy', 'yaml'}))"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
 def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = [("start", 0), *(("step", i) for i in range(1, 50)), ("spike", 50), ("step", 51), ("outcome", 52)]
@@ -409,22 +401,24 @@ HARM: dict[str, Callable[[AttemptDir], object]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARM)
-def test_a_damaged_attempt_does_not_affect_others(connect: Connect, sqlite_url: str, life: Life, harm: str) -> None:
-    check_the_others(connect, sqlite_url, life, harm)
-
-
 # What Postgres reads differently from SQLite; files that cannot be read never reach a database.
-VALUES = ("an infinite start", "a huge time", "a huge step", "an infinite axis", "a huge axis", "NUL in a name")
+VALUES = (
+    "an infinite start", "a huge time", "a huge step", "an infinite axis", "a huge axis", "NUL in a name",
+    "a lone surrogate", "a stage that is no word",
+)  # fmt: skip
 
 
-@needs_server
-@pytest.mark.parametrize("harm", [*VALUES, "a lone surrogate", "a stage that is no word"])
-def test_postgres_stores_the_others_too(connect: Connect, schema_url: str, life: Life, harm: str) -> None:
-    check_the_others(connect, schema_url, life, harm)
-
-
-def check_the_others(connect: Connect, url: str, life: Life, harm: str) -> None:
+@pytest.mark.parametrize(
+    ("database", "harm"),
+    [
+        *(("sqlite_url", harm) for harm in HARM),
+        *(pytest.param("schema_url", harm, marks=needs_server) for harm in VALUES),
+    ],
+)
+def test_a_damaged_attempt_does_not_affect_others(
+    connect: Connect, request: pytest.FixtureRequest, life: Life, database: str, harm: str
+) -> None:
+    url = request.getfixturevalue(database)
     for key in (THIRD, OTHER):
         life.whole(key)
     HARM[harm](life.whole())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dumps import dump
-from life import OTHER, Connect, Life, with_journal
+from life import KEY, OTHER, Connect, Life, with_journal
 from sqlalchemy import Engine, text
 
 from gpas_cli.errors import StoreError
@@ -386,30 +386,24 @@ def test_a_malformed_score_is_counted(wrong: dict[str, object]) -> None:
     assert not changes.scores
 
 
-def scored(life: Life, *scores: dict[str, object], outcome: str = "", key: str = "0123456789abcdef") -> None:
-    """Make an attempt at a stage of two tasks that journals `scores`, and its outcome unless it is ""."""
-    cell = {"size": "60m", "downstream": {"tasks": ["piqa", "openbookqa"]}}
-    attempt = life.attempt(key, stage="downstream", cell=cell)
+def scored(life: Life, *scores: dict[str, object]) -> None:
+    """Make an attempt at a stage of two tasks that journals `scores` and is interrupted."""
+    attempt = life.attempt(stage="downstream", cell={"size": "60m", "downstream": {"tasks": ["piqa", "openbookqa"]}})
     with_journal(attempt, [("start", {"stage": "downstream"}), *(("score", {**SCORE, **score}) for score in scores)])
-    if outcome:
-        life.end(attempt, outcome)
+    life.end(attempt, "interrupted")
 
 
-def test_scores_of_a_stage_that_has_not_finished_are_a_partial_result(connect: Connect, url: str, life: Life) -> None:
-    scored(life, {}, outcome="interrupted")
+def test_scores_before_the_end_are_a_partial_result_of_all_attempts(connect: Connect, url: str, life: Life) -> None:
+    """The newest score of a task counts."""
     engine = connect(url, create=True)
-    sync(engine, life.runs)
-    (found,) = read_results(engine, ["0123456789abcdef"]).values()
-    assert found.outcome == PARTIAL
-    assert found.metrics == {"accuracy/piqa": 60.0}
-    assert found.stderr("accuracy/piqa") == pytest.approx(2.0)
 
+    def found() -> Any:
+        sync(engine, life.runs)
+        return read_results(engine, [KEY])[KEY]
 
-def test_attempts_are_joined_and_the_newest_score_of_a_task_counts(connect: Connect, url: str, life: Life) -> None:
-    scored(life, {"value": 0.1}, outcome="interrupted")
-    scored(life, {}, {"task": "openbookqa", "value": 0.2}, outcome="interrupted")
-    engine = connect(url, create=True)
-    sync(engine, life.runs)
-    (found,) = read_results(engine, ["0123456789abcdef"]).values()
-    assert found.metrics == pytest.approx({"accuracy/piqa": 60.0, "accuracy/openbookqa": 20, "accuracy/average": 40})
-    assert found.stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)
+    scored(life, {})
+    assert (found().outcome, found().metrics) == (PARTIAL, {"accuracy/piqa": 60.0})
+    assert found().stderr("accuracy/piqa") == pytest.approx(2.0)
+    scored(life, {"value": 0.1}, {"task": "openbookqa", "value": 0.2})
+    assert found().metrics == pytest.approx({"accuracy/piqa": 10, "accuracy/openbookqa": 20, "accuracy/average": 15})
+    assert found().stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)

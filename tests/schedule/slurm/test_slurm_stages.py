@@ -77,8 +77,7 @@ def test_lost_text_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
     shutil.rmtree(toy.folder / "cache")
     toy.edit("seed: [1]", "seed: [1, 2]")
     assert "tokenising text/*.txt comes first" in toy.submit()
-    toy.finish()
-    toy.trained_once(texts=2)
+    toy.finish_once(texts=2)
 
 
 @pytest.mark.long
@@ -107,8 +106,7 @@ def test_killed_submitters_leave_one_tokenisation_job(cluster: Cluster, tmp_path
         die_at(instant, toy, "--where", f"seed={seed}")
         assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
     toy.submit()
-    toy.finish(240)
-    toy.trained_once(texts=1)
+    toy.finish_once(texts=1)
 
 
 STAGES = """
