@@ -1,6 +1,7 @@
 """Padded products, and attention on the stream of packed rows, compute what the plain ones compute."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -213,16 +214,13 @@ def test_a_kernel_is_used_only_for_what_it_takes(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 99)
 
-    def fail(device: torch.device) -> float:
-        raise RuntimeError("no kernel for this GPU")
-
     monkeypatch.setattr(ragged, "_in_torch", lambda: True)
-
-    def fail_without_message(device: torch.device) -> float:
-        raise AssertionError
-
-    cases = [(fail, "no kernel for this GPU"), (fail_without_message, "AssertionError")]
-    for error, message in [*cases, (lambda device: 0.3, "off by 0.3"), (lambda device: np.nan, "off by nan")]:
+    for error, message in (
+        (Mock(side_effect=RuntimeError("no kernel for this GPU")), "no kernel for this GPU"),
+        (Mock(side_effect=AssertionError), "AssertionError"),
+        (Mock(return_value=0.3), "off by 0.3"),
+        (Mock(return_value=np.nan), "off by nan"),
+    ):
         has_ragged.cache_clear()
         monkeypatch.setattr(ragged, "_error", error)
         with pytest.warns(UserWarning, match=message):

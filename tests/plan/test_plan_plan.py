@@ -308,12 +308,6 @@ def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
 SIZE = {"hidden": 128, "ffn": 352, "heads": 4, "layers": 2, "vocab": 4000}
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
-
-
 def added(project: Project, *cells: Any) -> Storage:
     return plan(project.runs, cells, machine=FOUR_CORES, project=project).storage
 
