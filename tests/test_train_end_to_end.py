@@ -88,8 +88,7 @@ def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None
     assert "pre-s1+lr0.003" in said
     (attempt,) = toy.attempts()
     recorded = json.loads((attempt / "attempt.json").read_text())
-    assert recorded["key"] == explained["key"]
-    assert recorded["cell"] == explained["cell"]
+    assert (recorded["key"], recorded["cell"]) == (explained["key"], explained["cell"])
     assert (recorded["grid"], recorded["name"], recorded["axes"]["optim.lr"]) == ("small", "pre-s1+lr0.003", 0.003)
     assert toy.states()["pre-s1"] == "missing"
     assert "is done in attempt 1" in toy("train", "pre-s1", "optim.lr=0.003", expect=2).err

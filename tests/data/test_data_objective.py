@@ -62,8 +62,7 @@ def test_only_chosen_tokens_change_and_only_they_are_targets() -> None:
     assert np.array_equal(batch.targets[chosen], original[chosen])
     assert not chosen[original == END].any()
     assert (batch.prefix == LENGTH).all()
-    assert batch.tokens_read == 400 * LENGTH
-    assert batch.predicted == chosen.sum()
+    assert (batch.tokens_read, batch.predicted) == (400 * LENGTH, chosen.sum())
 
 
 def test_random_tokens_are_uniform_over_the_tokenizer() -> None:

@@ -47,8 +47,7 @@ def test_facts_describe_the_text(root: Path, tmp_path: Path, layout: str):
     corpus = make(root, tmp_path / "cache", layout=layout)
     facts = corpus.facts()
     assert facts.train_documents + facts.validation_documents == 120
-    assert facts.source == "files"
-    assert facts.tokenizer == corpus.tokenizer.identity
+    assert (facts.source, facts.tokenizer) == ("files", corpus.tokenizer.identity)
     assert facts.fingerprint != facts.validation_fingerprint
     assert set(fields_of(facts)) == {
         "source", "fingerprint", "validation_fingerprint", "tokenizer", "train_tokens", "validation_tokens",
@@ -377,8 +376,7 @@ def test_training_reports_the_loss_on_each_corpus_and_their_weighted_mean(texts:
 
 def test_a_recorded_mixture_is_read_again_as_the_same_cell() -> None:
     cell = cell_from({"size": SIZE, "data": USUAL, "optim": OPTIM}, Catalogue(corpora=NAMED))
-    assert cell.data.length == 16
-    assert cell.data.tokenizer == "bpe"
+    assert (cell.data.length, cell.data.tokenizer) == (16, "bpe")
     again = cell_from(cell.to_mapping())  # without the names
     assert again == cell
     assert again.key == cell.key

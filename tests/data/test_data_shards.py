@@ -130,8 +130,7 @@ def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: p
     documents = [Document(str(n), text) for n, text in enumerate(texts)]
     monkeypatch.setattr(Files, "documents", lambda self, split, after="": iter(documents))
     (shard,) = cache.ensure("train", everything, print)
-    assert shard.totals.documents == 2
-    assert shard.last == "4"
+    assert (shard.totals.documents, shard.last) == (2, "4")
 
 
 def test_an_unwritable_cache_is_reported(make_cache: Make, tmp_path: Path):
@@ -181,8 +180,7 @@ def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
 
 def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):
     shard = make_cache().ensure("train", everything, print)[0]
-    assert shard.tokens.dtype == np.dtype("<u2")
-    assert shard.lengths.dtype == np.dtype("<u4")
+    assert (shard.tokens.dtype, shard.lengths.dtype) == (np.dtype("<u2"), np.dtype("<u4"))
     assert isinstance(shard.tokens, np.memmap)
 
 

@@ -67,8 +67,7 @@ class Fixed(EmbeddedTask):
 
 def test_the_limit_takes_the_first_questions(ours: tuple[Scorer, Tokenizer]) -> None:
     whole = {score.metric: score for score in choices_scorer(Fixed("indent"), *ours)()}
-    assert whole["acc"].examples == 4
-    assert whole["acc"].value == 0.5
+    assert (whole["acc"].examples, whole["acc"].value) == (4, 0.5)
     assert {score.examples for score in choices_scorer(Fixed("indent"), *ours, limit=3)()} == {3}
 
 
@@ -125,8 +124,7 @@ ARC = {"question": "Why is the sky blue?", "choices": {"text": ["sea", "air"], "
 
 def test_an_imported_file_gives_its_questions(tmp_path: Path) -> None:
     made = import_task(write(tmp_path / "own.jsonl", [ARC, ARC]), "arc_easy", tmp_path)
-    assert made.questions == 2
-    assert made.path == tmp_path / "tasks" / f"{made.name}.jsonl"
+    assert (made.questions, made.path) == (2, tmp_path / "tasks" / f"{made.name}.jsonl")
     task = direct_task(made.name, tmp_path)
     question = task.questions()[0]
     assert question.context == "Question: Why is the sky blue?\nAnswer:"

@@ -38,8 +38,7 @@ def test_an_expanded_cell_is_the_cell_written_out() -> None:
             "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16}, "seed": 7,
         }
     )  # fmt: skip
-    assert entries[0].cell == by_hand
-    assert entries[0].key == by_hand.key
+    assert (entries[0].cell, entries[0].key) == (by_hand, by_hand.key)
 
 
 def test_cells_that_differ_in_the_seed_alone_are_the_cells_written_out() -> None:

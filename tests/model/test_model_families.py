@@ -91,8 +91,7 @@ def test_b2t_adds_the_layers_input_before_its_last_norm(family: str, gate: objec
 def test_peri_is_sandwich_behind_an_embedding_norm_with_one_key() -> None:
     recipe = {"data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}, "size": "quickstart"}
     peri, sandwich = (cell_from({**recipe, **v}) for v in ({"norm": "peri"}, {"norm": "sandwich", "embed": "rmsnorm"}))
-    assert peri.key == sandwich.key
-    assert peri.model.norm.title == "Peri-LN"
+    assert (peri.key, peri.model.norm.title) == (sandwich.key, "Peri-LN")
     assert peri.key != cell_from({**recipe, "norm": "sandwich"}).key
     assert torch.equal(build(peri.model)(TOKENS), build(sandwich.model)(TOKENS))
     with pytest.raises(InvalidExperiments, match="write norm: sandwich"):

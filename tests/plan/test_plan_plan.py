@@ -135,8 +135,7 @@ def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
     attempt(runs, entry(seed=5), "done", speed=1.0, device="cuda")
     found = made_plan(runs, cell).estimate
     assert found.core_hours == pytest.approx(tokens / 70 / 3600)
-    assert found.basis == ("1 of 1 jobs: the measured speed of that shape",)
-    assert found.gpu_hours == 0
+    assert (found.basis, found.gpu_hours) == (("1 of 1 jobs: the measured speed of that shape",), 0)
 
 
 def test_a_speed_measured_with_skipped_layers_is_that_of_all_layers(runs: Path) -> None:
@@ -159,8 +158,7 @@ def test_gpus_are_assumed_by_precision(runs: Path) -> None:
     two = ThisMachine(gpus=("0", "1"), cores=(0,))
     jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
     found = estimate(runs, jobs, two)
-    assert found.core_hours == 0
-    assert found.wall_hours == pytest.approx(found.gpu_hours * 2 / 3)
+    assert (found.core_hours, found.wall_hours) == (0, pytest.approx(found.gpu_hours * 2 / 3))
     assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
 
 

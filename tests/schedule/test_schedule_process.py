@@ -71,8 +71,7 @@ def test_a_job_imports_the_package_of_its_snapshot_first(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", ":/elsewhere::mine:")
     environment = job_environment(Path("/code"), {"OMP_NUM_THREADS": "2"})
     assert environment["PYTHONPATH"].split(os.pathsep) == ["/code", "/elsewhere", str(Path.cwd() / "mine")]
-    assert environment["PYTHONSAFEPATH"] == "1"
-    assert environment["OMP_NUM_THREADS"] == "2"
+    assert (environment["PYTHONSAFEPATH"], environment["OMP_NUM_THREADS"]) == ("1", "2")
 
 
 def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:

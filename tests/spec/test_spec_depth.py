@@ -412,8 +412,7 @@ def test_the_line_of_explain_names_the_mask_token() -> None:
 def test_ul2_is_span_corruption_with_seven_denoisers_and_modes() -> None:
     """Tay et al. 2022, Table 1: spans of 3 and 8 at 15 %, a prefix, and the extreme ones."""
     ul2 = trained_by(objective="ul2")
-    assert ul2.objective.kind == "span"
-    assert ul2.text_vocab == 512 - 103
+    assert (ul2.objective.kind, ul2.text_vocab) == ("span", 512 - 103)
     assert ul2.key != trained_by(objective="span").key
     assert ul2.key == trained_by(objective=ul2.to_mapping()["objective"]).key
     named = ul2.objective.named({"loss": 2.0, "perplexity": 7.4, "tokens": 10})

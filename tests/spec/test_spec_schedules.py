@@ -97,8 +97,7 @@ def test_a_decay_may_be_as_long_as_the_last_stage_of_the_depth(depth: dict[str, 
 def test_the_inverse_square_root_is_that_of_t5() -> None:
     assert rates(schedule="inverse-sqrt")[40] == 0.5
     found = rates(schedule="inverse-sqrt", timescale=25, warmup=0)
-    assert found[:26] == [1.0] * 26
-    assert found[99] == pytest.approx(5 / math.sqrt(99))
+    assert (found[:26], found[99]) == ([1.0] * 26, pytest.approx(5 / math.sqrt(99)))
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     made = attempt(runs, step(3), ended(outcome, cause="because", metrics={"perplexity": 7.0}))
     seen = observe(runs, KEY)
     assert (seen.state, seen.outcome, seen.cause, seen.attempt) == (outcome, outcome, "because", 1)
-    assert seen.directory == made.path
-    assert seen.metrics == {"perplexity": 7.0}
+    assert (seen.directory, seen.metrics) == (made.path, {"perplexity": 7.0})
     assert seen.age < 60
 
 
@@ -205,8 +204,7 @@ def test_an_attempt_on_another_host_is_judged_by_its_last_event(runs: Path, sile
     alive_path(made).touch()  # unlocked as seen from this host, which proves nothing about the other
     write_at(made, silence)
     seen = observe(runs, KEY)
-    assert seen.state == state
-    assert seen.age == pytest.approx(silence, abs=5)
+    assert (seen.state, seen.age) == (state, pytest.approx(silence, abs=5))
     assert "elsewhere" in seen.evidence
 
 

@@ -292,8 +292,7 @@ def test_a_truncation_loses_only_lines_cut(tmp_path_factory: pytest.TempPathFact
     assert offset <= cut
     Journal(path).append(Unknown("more"))
     after, _, damaged = read(path)
-    assert after[:-1] == found
-    assert after[-1]["n"] == complete
+    assert (after[:-1], after[-1]["n"]) == (found, complete)
     assert damaged <= 1
 
 
@@ -430,8 +429,7 @@ def test_a_damaged_attempt_does_not_affect_others(
         }
     assert {THIRD, OTHER} <= read
     again = sync(engine, life.runs)
-    assert again.problems == done.problems
-    assert again.attempts == 0
+    assert (again.problems, again.attempts) == (done.problems, 0)
     engine.dispose()
     assert maintenance.rebuild(url, life.runs).problems == done.problems
     for problem in done.problems:

@@ -283,8 +283,7 @@ def test_steps_and_evaluations_become_curves() -> None:
     evaluation = event("evaluation", step=4, **scores, tokens=64, loss_reference=1.4)
     changes = project_events([step, evaluation])
     assert set(changes.curves) == {*STEP_CURVES, *_EVALUATION_CURVES.values()}
-    assert changes.curves["loss"] == {3: 2.0}
-    assert changes.curves["eval_loss"] == {4: 1.5}
+    assert (changes.curves["loss"], changes.curves["eval_loss"]) == ({3: 2.0}, {4: 1.5})
     assert changes.columns == {"last_step": 4}
     assert changes.metrics is None
 
@@ -315,8 +314,7 @@ def test_later_events_win() -> None:
     changes = project_events(
         [event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)]
     )
-    assert changes.curves["loss"] == {1: 1.8, 2: 1.9}
-    assert changes.columns["last_step"] == 2
+    assert (changes.curves["loss"], changes.columns["last_step"]) == ({1: 1.8, 2: 1.9}, 2)
 
 
 def test_an_outcome_ends_an_attempt_until_its_next_start() -> None:
@@ -349,8 +347,7 @@ def test_unknown_kinds_are_ignored() -> None:
 )  # fmt: skip
 def test_a_malformed_event_is_counted_and_changes_nothing(bad: Line) -> None:
     changes = project_events([bad, event("step", step=5, loss=1.0)])
-    assert changes.damaged == 1
-    assert changes.columns == {"last_step": 5}
+    assert (changes.damaged, changes.columns) == (1, {"last_step": 5})
     assert (changes.curves, changes.layers, changes.metrics) == ({"loss": {5: 1.0}}, {}, None)
 
 
