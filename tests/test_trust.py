@@ -6,6 +6,7 @@ import os
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from end_to_end import Toy, wait
@@ -178,24 +179,23 @@ def test_a_plugin_that_is_not_a_file_is_one_message(config: Path, name: str, mes
     assert len([line for line in lines if message in line]) == 1, lines
 
 
-def test_a_plugin_that_is_a_link_to_itself_is_one_message(config: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda plugin: plugin.write_text("raise ValueError('boom')"), "ValueError: boom"),
+        (lambda plugin: plugin.symlink_to("mine.py"), "plugins: schemes/mine.py: "),
+        (lambda plugin: None, "No such file"),
+    ],
+)
+def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, make: Any, cause: str) -> None:
     plugin = config.parent / "schemes/mine.py"
     plugin.unlink()
-    plugin.symlink_to("mine.py")
-    assert "plugins: schemes/mine.py: " in refusal(config)
-
-
-@pytest.mark.parametrize("broken", ["raise ValueError('boom')", None])
-def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, broken: str | None) -> None:
-    plugin = config.parent / "schemes/mine.py"
-    plugin.unlink()
-    if broken:
-        plugin.write_text(broken)
+    make(plugin)
     config.write_text(config.read_text().replace("g: {base", "g: {stages: [pretrain, whiten], base"))
     with pytest.raises(InvalidExperiments) as raised:
         load(config)
     (line,) = str(raised.value).splitlines()
-    assert ("ValueError: boom" if broken else "No such file") in line
+    assert cause in line
 
 
 SECRET = "hunter2-of-the-database"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from shipped import EXPERIMENTS
@@ -209,18 +210,13 @@ def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
 def test_an_unreachable_hub_is_reported_with_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
 
-    def refuse(*args: object, **kwargs: object) -> str:
-        raise OSError("We couldn't connect to 'https://huggingface.co'\nand many more lines")
-
+    refuse = Mock(side_effect=OSError("We couldn't connect to 'https://huggingface.co'\nand many more lines"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
     with pytest.raises(DataError) as caught:
         C4(tmp_path).survey()
     said = str(caught.value)
     assert "cannot download en/c4-validation.00000-of-00008.json.gz of allenai/c4 (revision main)" in said
-    assert "OSError: We couldn't connect" in said
-    assert "many more lines" not in said
-    assert "HF_HOME" in said
-    assert "data.source: files" in said
+    assert all(words in said for words in ("OSError: We couldn't connect", "HF_HOME", "data.source: files"))
     assert "\n" not in said
 
 
@@ -479,9 +475,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="has no document with text"):
         read_text("./empty.txt", tmp_path)
 
-    def unreachable(**_: object) -> object:
-        raise ConnectionError("Couldn't reach the Hub\nmore")
-
+    unreachable = Mock(side_effect=ConnectionError("Couldn't reach the Hub\nmore"))
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(
         DataError, match=r"EleutherAI/lambada_openai .*ConnectionError: Couldn't reach the Hub; it is not"

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from programs import program
@@ -36,11 +37,8 @@ def test_a_missing_compiler_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(words: tuple[str, ...], **_options: object) -> None:
-        raise subprocess.TimeoutExpired(words, 30)
-
     monkeypatch.setattr(examine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired(("sbatch",), 30)))
     (finding,) = examine._schedulers(project, nodes=False)
     assert finding.status == "note"
     assert finding.detail == "jobs run on this machine: sbatch did not answer within 30 s"
@@ -93,10 +91,7 @@ def test_a_network_file_system_is_a_note(
 
 
 def test_a_file_system_without_locks_is_a_problem(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_file: object, _operation: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(examine.fcntl, "flock", refuse)
+    monkeypatch.setattr(examine.fcntl, "flock", Mock(side_effect=OSError(37, "No locks available")))
     _, locks = examine._files(project)
     assert locks.status == "problem"
     assert "No locks available" in locks.detail

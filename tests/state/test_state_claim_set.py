@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, write_events
@@ -53,9 +54,7 @@ def end(child: subprocess.Popen[str]) -> None:
 
 def test_concurrent_processes_claim_disjoint_keys(runs: Path) -> None:
     rivals = [taker(runs, *KEYS) for _ in range(3)]
-    held = []
-    for rival in rivals:
-        held.append(rival.stdout.readline().split())
+    held = [rival.stdout.readline().split() for rival in rivals]
     for rival in rivals:
         end(rival)
     assert sorted(one for many in held for one in many) == sorted(KEYS)
@@ -203,10 +202,7 @@ def test_a_lock_held_for_too_long_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EINVAL, errno.EIO])
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(_fd: int, _operation: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     told = "runs/.lock" if number == errno.EIO else "runs/.lock: this file system has no file locks.*GPAS_RUNS_DIR"
     with pytest.raises(OSError if number == errno.EIO else GpasError, match=told):
         ClaimSet(tmp_path / "runs")
@@ -237,9 +233,7 @@ def test_a_job_that_has_ended_leaves_the_claim_of_its_retry(runs: Path) -> None:
 
 
 def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("gpas_cli.state.claims.write_record", full)
     with pytest.raises(OSError, match="No space left"):  # and the test's own check finds no open descriptor
         ClaimSet(tmp_path)

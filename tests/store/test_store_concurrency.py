@@ -112,9 +112,9 @@ print(events)
 
 
 @contextmanager
-def rivals(url: str, life: Life, stop: Path, stretch: int) -> Iterator[list[subprocess.Popen[str]]]:
+def rivals(url: str, life: Life, stop: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Start the processes, each when all have imported what they need; they end after `stop` has been made."""
-    command = [sys.executable, "-c", CODE, url, str(life.runs), str(stretch), str(stop)]
+    command = [sys.executable, "-c", CODE, url, str(life.runs), "400", str(stop)]
     pipe = subprocess.PIPE
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(RIVALS)]
     try:
@@ -137,7 +137,7 @@ def test_journals_that_grow_meanwhile(url: str, life: Life, connect: Connect, tm
     attempts = [life.attempt(f"{n:016x}") for n in range(10)]
     connect(url)
     stop = tmp_path / "stop"
-    with rivals(url, life, stop, stretch=400) as started:
+    with rivals(url, life, stop) as started:
         for n, attempt in enumerate(attempts * 4):
             life.steps(attempt, range(1 + n, 41 + n))
         for rival in started[:killed]:

@@ -157,10 +157,7 @@ def test_jobs_never_outnumber_slots(project: Project) -> None:
     most: list[int] = []
     waited: list[int] = []
 
-    class Count:
-        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
-        def finished(self, job: StageJob, status: StageStatus) -> None: ...
-        def notice(self, message: str) -> None: ...
+    class Count(Notices):
         def tick(self, board: RunSnapshot) -> None:
             most.append(len(board.running))
             if board.starved and len(board.running) == 2:
