@@ -363,8 +363,7 @@ def test_training_reports_the_loss_on_each_corpus_and_their_weighted_mean(texts:
     cell = cell_from({"size": SIZE, "data": USUAL, "optim": OPTIM}, Catalogue(corpora=NAMED))
     events: list[object] = []
     paths = RunPaths(texts / "checkpoints", (), texts / "cache", texts)
-    outcome = train(cell, paths, events.append, Execution(Cadence(), lambda: None))
-    metrics = outcome.metrics
+    metrics = train(cell, paths, events.append, Execution(Cadence(), lambda: None)).metrics
     own = [metrics[f"corpus_loss/{name}"] for name in ("small", "large")]
     assert own[0] != own[1]
     assert metrics["loss"] == pytest.approx(0.1 * own[0] + 0.9 * own[1], rel=1e-12)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -140,11 +141,8 @@ def test_an_unwritable_cache_is_reported(make_cache: Make, tmp_path: Path):
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
     disk.write(tmp_path / "x.bin", b"old")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(DataError, match=r"cannot write .*x\.bin: No space left on device"):
         disk.write(tmp_path / "x.bin", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]

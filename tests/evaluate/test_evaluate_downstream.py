@@ -125,8 +125,7 @@ ARC = {"question": "Why is the sky blue?", "choices": {"text": ["sea", "air"], "
 def test_an_imported_file_gives_its_questions(tmp_path: Path) -> None:
     made = import_task(write(tmp_path / "own.jsonl", [ARC, ARC]), "arc_easy", tmp_path)
     assert (made.questions, made.path) == (2, tmp_path / "tasks" / f"{made.name}.jsonl")
-    task = direct_task(made.name, tmp_path)
-    question = task.questions()[0]
+    question = direct_task(made.name, tmp_path).questions()[0]
     assert question.context == "Question: Why is the sky blue?\nAnswer:"
     assert (question.choices, question.answer) == (("sea", "air"), 1)
 
@@ -143,8 +142,7 @@ def test_the_digest_is_that_of_the_documents_however_they_are_written(tmp_path: 
 def test_a_task_of_a_new_name_has_context_choices_and_answer(tmp_path: Path) -> None:
     document = {"context": "2 + 2 =", "choices": ["3", "4", "5"], "answer": 1}
     made = import_task(write(tmp_path / "sums.jsonl", [document]), "sums", tmp_path)
-    task = direct_task(made.name, tmp_path)
-    assert task.questions()[0].context == "2 + 2 ="
+    assert direct_task(made.name, tmp_path).questions()[0].context == "2 + 2 ="
 
 
 def test_a_missing_and_a_changed_file_are_unavailable(tmp_path: Path) -> None:

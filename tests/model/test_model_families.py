@@ -140,8 +140,7 @@ def test_two_matrix_feed_forward_networks(ffn: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_norm_returns_the_dtype_of_its_input(dtype: torch.dtype) -> None:
     """As in mixed precision, where the stream may be bfloat16 and the weight float32."""
-    norm = RMSNorm(8, 1e-6)
-    assert norm(torch.ones(2, 8, dtype=dtype)).dtype == dtype
+    assert RMSNorm(8, 1e-6)(torch.ones(2, 8, dtype=dtype)).dtype == dtype
 
 
 def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:

@@ -261,8 +261,7 @@ def test_the_memory_of_each_gpu_is_that_of_the_largest_cell_of_a_size(runs: Path
     optim = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
     norms = [entry(size="350m", norm=norm, precision="bf16", optim=optim) for norm in ("pre", "sandwich")]
     cells = [replace(cell, resources=Resources(gpus=4)) for cell in norms]
-    made = made_plan(runs, *cells, machine=named_gpus("H100:4"))
-    (found,) = made.memory
+    (found,) = made_plan(runs, *cells, machine=named_gpus("H100:4")).memory
     alone = [made_plan(runs, cell, machine=named_gpus("H100:4")).memory[0].memory.total for cell in cells]
     assert (found.size, found.jobs, found.devices, found.memory.strategy) == ("350m", 2, 4, "ddp")
     assert found.memory.micro_batch == 128

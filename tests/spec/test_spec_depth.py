@@ -398,8 +398,7 @@ def test_scores_of_masked_tokens_never_stand_beside_those_of_the_next_token() ->
     assert CAUSAL.named(scores) == scores
     named = Masked().named(scores)
     assert named == {"masked_loss": 2.0, "masked_perplexity": 7.4, "tokens": 10}
-    found = main_result(named)
-    assert found[0].name == "masked_perplexity"
+    assert main_result(named)[0].name == "masked_perplexity"
 
 
 def test_the_line_of_explain_names_the_mask_token() -> None:

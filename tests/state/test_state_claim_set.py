@@ -111,8 +111,7 @@ def test_the_first_owner_does_not_release_a_claim_taken_over(runs: Path) -> None
         first.take(KEYS[:1])
         write_claim(runs, KEYS[0], second.submitter)
         first.release(KEYS[0])
-        found = read_claim(runs, KEYS[0])
-        assert found.submitter == second.submitter.id
+        assert read_claim(runs, KEYS[0]).submitter == second.submitter.id
 
 
 def test_a_stage_that_cannot_be_claimed_does_not_affect_others(runs: Path) -> None:
@@ -150,8 +149,7 @@ def test_a_stage_starts_only_while_its_claim_is_held(runs: Path) -> None:
         with claims.confirmed(KEYS[1]) as mine:
             assert not mine
         assert not claims.held
-        found = read_claim(runs, KEYS[1])
-        assert found.submitter == other.submitter.id
+        assert read_claim(runs, KEYS[1]).submitter == other.submitter.id
 
 
 def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,7 @@ def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
     ],
 )
 def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dict[str, Any], reason: str) -> None:
-    made = attempt(runs)
-    made.journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
+    attempt(runs).journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
     seen = observe(runs, KEY)
     assert seen.state == "unknown"
     assert reason in seen.evidence
@@ -271,8 +270,7 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
 @pytest.mark.parametrize("set_by", [-3 * 3600, 3 * 3600])
 def test_a_clock_that_is_set_during_a_run_leaves_the_time_left(set_by: float) -> None:
     events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)[1]}) for i in range(1, 11)]
-    progress = read_progress(events)
-    assert progress.eta == pytest.approx(90 * 10)
+    assert read_progress(events).eta == pytest.approx(90 * 10)
 
 
 def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -256,12 +257,9 @@ def test_close_raises_if_events_could_not_be_written(tmp_path: Path, disk: Calla
 
 
 def test_close_raises_if_the_disk_lost_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     journal = Journal(tmp_path / "j")
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", fail)
+        patch.setattr(module.os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
         journal.append(Checkpoint(step=1))
     with pytest.raises(OSError, match="Input/output"):
         journal.close()

@@ -253,12 +253,10 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_events_become_named_numbers() -> None:
-    step = scalars(Step(3, steps=9, loss=2.5, lr=0.1))
-    assert step == (3, {"train/loss": 2.5, "train/lr": 0.1})
+    assert scalars(Step(3, steps=9, loss=2.5, lr=0.1)) == (3, {"train/loss": 2.5, "train/lr": 0.1})
     layers = scalars(Layers(4, {"gate": [0.5, None, 0.25]}))
     assert layers == (4, {"layers/gate/01": 0.5, "layers/gate/03": 0.25})
-    spike = scalars(Spike(5, "loss", 9.0, usual=3.0))
-    assert spike == (5, {"spike/loss": 9.0})
+    assert scalars(Spike(5, "loss", 9.0, usual=3.0)) == (5, {"spike/loss": 9.0})
     assert scalars(Skipped(5, 512.0)) == (5, {"skipped/loss_scale": 512.0})
     assert scalars(Checkpoint(5, "x")) is None
 

@@ -169,8 +169,6 @@ def test_the_rate_is_the_one_asked_for_and_the_mean_stays(rate: float) -> None:
 
 
 def test_masks_of_other_layers_sites_updates_rows_and_seeds_are_others() -> None:
-    from gpas_cli.data.loader import Draw
-
     def keys(seed: int, update: int, row: int) -> Tensor:
         words = Draw.dropout(seed, update).words(row, 512) >> np.uint64(32)
         return torch.as_tensor(words.astype(np.uint32).view(np.int32))[None]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -447,11 +448,8 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
 ) -> None:
     """Its result would have no weights, so that no later stage could run on it."""
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
+        patch.setattr(checkpoint, "_write", Mock(side_effect=OSError(28, "No space left on device")))
         outcome, recorder = go(paths, tmp_path / "1", cell())
     assert outcome.outcome == "interrupted"
     assert "No space left" in outcome.cause

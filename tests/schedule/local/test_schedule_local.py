@@ -102,8 +102,7 @@ def test_a_second_run_starts_nothing(project: Project) -> None:
 def test_failed_cells_run_again_only_on_request(project: Project) -> None:
     cell = entry("fail", 1)
     run(project, cell)
-    again = run(project, cell)
-    assert again.failed[0].reason == "already failed in attempt 1: no luck"
+    assert run(project, cell).failed[0].reason == "already failed in attempt 1: no luck"
     run(project, cell, retry=["failed"])
     assert ran(project) == ["fail-1 1", "fail-1 2"]
     with pytest.raises(GpasError, match="cannot retry 'done'"):
@@ -291,8 +290,7 @@ def test_cores_are_taken_once(tmp_path: Path) -> None:
     assert (two.variables["OMP_NUM_THREADS"], two.variables["CUDA_VISIBLE_DEVICES"]) == ("2", "")
     assert Slots(tmp_path, CORES).take(Resources()) is None
     two.close()
-    again = pool.take(Resources(cpus=2))
-    again.close()
+    pool.take(Resources(cpus=2)).close()
     one.close()
 
 
@@ -300,11 +298,9 @@ def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
     pool = Slots(tmp_path, CORES)
     held = pool.take(Resources())
     assert pool.take(Resources(cpus=3)) is None
-    rest = pool.take(Resources(cpus=2))
-    rest.close()
+    pool.take(Resources(cpus=2)).close()
     held.close()
-    every = pool.take(Resources(cpus=99))
-    every.close()
+    pool.take(Resources(cpus=99)).close()
 
 
 def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:

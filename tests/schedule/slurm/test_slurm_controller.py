@@ -156,11 +156,9 @@ def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
     try:
-        said = toy.submit()
-        assert "not yet submitted" in said
+        assert "not yet submitted" in toy.submit()
         assert 1 <= len(toy.queue()) <= 3
-        waited = toy.submit("--wait", expect=0)
-        assert "8 done" in waited
+        assert "8 done" in toy.submit("--wait", expect=0)
     finally:
         accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
     toy.trained_once()
@@ -174,8 +172,7 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     toy.submit()
     accounted.run("scontrol", "update", f"jobid={job_of(toy).partition('_')[0]}", "jobname=other")
     accounted.run("scontrol", "update", "partitionname=low", "state=up")
-    said = toy.submit("--wait", expect=0)
-    assert "1 done" in said
+    assert "1 done" in toy.submit("--wait", expect=0)
     asked = [facts["resources"]["mem"] for facts in toy.facts()]
     assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
     assert "out of memory at 150M, now 2000M" in toy("why", "pre-gpas-s1").out
@@ -213,8 +210,7 @@ def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, 
     toy.until(lambda states: states["pre-gpas-s1"] == "failed", allowed=("queued", "running", "failed"))
     nodes = [fact["slurm"]["nodes"] for fact in toy.facts()]
     assert len(set(nodes)) == 2, nodes
-    cell = toy.status()["pre-gpas-s1"]
-    assert "asked for 1 GPU, but none is visible on" in cell["cause"]
+    assert "asked for 1 GPU, but none is visible on" in toy.status()["pre-gpas-s1"]["cause"]
     assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
     assert "is requeued, to run on another node than" in toy.said()
     toy("retry", "--executor", "slurm", "--yes")

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, submission_facts, write_events
@@ -224,10 +225,7 @@ def test_unknown_times_are_reported_as_unknown(findings_for: Found, monkeypatch:
     assert "no checkpoint measured yet" in limits.detail
     assert limits.status == "ok"
 
-    def refuse(*_: str) -> str:
-        raise SlurmError("scontrol: no", answered=True)
-
-    monkeypatch.setattr(client, "run", refuse)
+    monkeypatch.setattr(client, "run", Mock(side_effect=SlurmError("scontrol: no", answered=True)))
     assert findings_for(PreemptType="preempt/qos")[0].status == "note"
 
 

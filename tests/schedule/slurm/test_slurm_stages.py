@@ -41,10 +41,8 @@ def names(toy: SlurmToy) -> dict[str, str]:
 
 def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
-    plan = toy("plan").out
-    assert "text/*.txt is tokenised first" in plan
-    preview = toy.submit("--dry-run")
-    assert "afterok:<job id of gpas-small-" in preview
+    assert "text/*.txt is tokenised first" in toy("plan").out
+    assert "afterok:<job id of gpas-small-" in toy.submit("--dry-run")
     assert not toy.runs.exists()
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(2)]
     assert [rival.wait(60) for rival in rivals] == [0, 0]
@@ -308,8 +306,7 @@ def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs
     assert [call for call in programs.calls("scontrol") if "show" not in call] == [
         "requeue 7_0", "update JobId=7 ExcNodeList=n1,n9,n[5-6]",
     ]  # fmt: skip
-    seen = observe(tmp_path / "runs", KEY)
-    assert seen.attempt == 1
+    assert observe(tmp_path / "runs", KEY).attempt == 1
     assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["node"] == "n1"
 
 

@@ -45,8 +45,7 @@ def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
     listed = row("@", ArrayJobID="31").rstrip("\n").replace("@".ljust(width := squeue._COLUMNS["Name"]), "")
     found = f"for word; do case $word in --name=*) printf '%-{width}s%s\\n' \"${{word#*=}}\" '{listed}';; esac; done"
     site.programs.script("squeue", f"cat $0.says; {found}")
-    said = site.submit().out
-    assert "as SLURM job 31:" in said
+    assert "as SLURM job 31:" in site.submit().out
     assert all(f"--name={name}" in " ".join(site.programs.calls("squeue")) for name in site.names())
 
 
