@@ -12,7 +12,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.records import AttemptRecord, StageRecord
+from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt
 from gpas_cli.structure import from_mapping, to_mapping
 
@@ -37,11 +37,6 @@ def _filled(usual: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any
 def attempt_record(key: str, facts: Mapping[str, Any] | None = None) -> AttemptRecord:
     """Return the record of an attempt at the stage `key`, with these fields beside the usual ones."""
     return from_mapping(AttemptRecord, _filled(ATTEMPT, {**(facts or {}), "key": key}), "a test")
-
-
-def stage_record(facts: Mapping[str, Any]) -> StageRecord:
-    """Return the record of a stage to be run, with these fields beside the usual ones."""
-    return from_mapping(StageRecord, _filled(STAGE, facts), "a test")
 
 
 def make_attempt(runs: Path, key: str, facts: Mapping[str, Any] | None = None) -> AttemptDir:

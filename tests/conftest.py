@@ -73,6 +73,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Return where the run directories of a project will be."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
 def counter() -> Any:
     """Return a back end that counts the graphs of a compiler that has compiled nothing yet."""
     from torch._dynamo import reset

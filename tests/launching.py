@@ -177,7 +177,6 @@ def other_run(project: Project, *words: str) -> Iterator["Forked"]:
 
 
 def job_pid(status: StageStatus) -> int:
-    assert status.directory is not None
     return int(read_json(status.directory / "process.json")["pid"])
 
 

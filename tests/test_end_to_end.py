@@ -189,8 +189,7 @@ def test_a_disk_that_fills_up_costs_no_cell(
 def test_an_unwritable_folder_is_one_message(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     (tmp_path / "toy/runs").write_text("a file where a folder should be")
-    done = toy("run", "grid", expect=2)
-    assert "runs" in done.err
+    assert "runs" in toy("run", "grid", expect=2).err
 
 
 def test_outside_a_project_the_remedy_is_named(tmp_path: Path) -> None:

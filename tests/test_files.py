@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -39,12 +40,9 @@ def test_bytes_and_text_replace_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     path = tmp_path / "a.json"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left") as caught:
         replace_file(path, "new")
     assert caught.value.filename == str(path)  # not that of the temporary file
@@ -53,11 +51,9 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path, mon
 
 
 def test_an_error_names_the_file_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_only(path: Path, *_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(os, "open", read_only)
-    monkeypatch.setattr(Path, "unlink", read_only)
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), f"{tmp_path}/a")
+    monkeypatch.setattr(os, "open", Mock(side_effect=read_only))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=read_only))
     with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}/a'"):
         replace_file(tmp_path / "a", "text")
 
@@ -114,8 +110,9 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         assert file.read() == b"abc"
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="not a regular file"):
-        open_regular(tmp_path / "fifo")
+    for opened in (open_regular, append_regular):  # which waits for no reader
+        with pytest.raises(OSError, match="not a regular file"):
+            opened(tmp_path / "fifo")
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path / "folder")
     with pytest.raises(FileNotFoundError):
@@ -143,12 +140,6 @@ def test_a_folder_on_the_way_to_a_file_may_be_a_link(tmp_path: Path) -> None:
         with append_regular(tmp_path / "runs/file") as file:
             file.write(b"ab")
     assert read_regular(tmp_path / "runs/file")[0] == b"abab"
-
-
-def test_nothing_waits_for_the_reader_of_a_fifo(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="not a regular file"):
-        append_regular(tmp_path / "fifo")
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, '{"a":' * 50_000, b"\xff\xfe{", "", "9" * 5000])
@@ -222,27 +213,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_longest_and_the_last_mount_counts(home: Path) -> None:
+def test_the_longest_and_the_last_mount_counts_links_followed(home: Path) -> None:
     assert file_systems.type_of(Path("/gpas.db")) == "ext4"
     assert file_systems.type_of(home / "gpas.db") == "nfs4"
     assert file_systems.type_of(home / "scratch" / "absent" / "gpas.db") == "tmpfs"
-
-
-def test_a_link_is_followed(home: Path) -> None:
     (home / "link").symlink_to("/")
     assert file_systems.type_of(home / "link" / "gpas.db") == "ext4"
-
-
-def test_only_types_that_hosts_share_are_network_types(home: Path) -> None:
     assert file_systems.network_type(home / "gpas.db") == "nfs4"
     assert file_systems.network_type(Path("/gpas.db")) == ""
 
 
 def test_mounts_that_cannot_be_listed_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(all: bool) -> None:
-        raise psutil.AccessDenied
-
-    monkeypatch.setattr(psutil, "disk_partitions", denied)
+    monkeypatch.setattr(psutil, "disk_partitions", Mock(side_effect=psutil.AccessDenied))
     assert file_systems.type_of(Path("/")) == ""
 
 

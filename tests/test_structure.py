@@ -10,36 +10,23 @@ from attempts import ATTEMPT, attempt_record
 from gpas_cli.errors import StoreError
 from gpas_cli.schedule.slurm.queue import Queue
 from gpas_cli.state.claims import Claim
-from gpas_cli.store.records import (
-    AttemptRecord,
-    BreakerRecord,
-    CancelRequest,
-    ElementFailure,
-    ElementRecord,
-    ExitRecord,
-    JobRecord,
-    ProcessRecord,
-    RankFailure,
-    RerunRequest,
-    Roster,
-    SubmissionRecord,
-    SubmitterRecord,
-)
+from gpas_cli.store import records
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
 OLD = Path(__file__).parent / "store/data/version_1/runs"
 FILES: dict[str, type[Record]] = {
-    "attempt.json": AttemptRecord, "exit.json": ExitRecord, "process.json": ProcessRecord, "cancel.json": CancelRequest,
-    "rerun.json": RerunRequest, "submission.json": SubmissionRecord, "job.json": JobRecord, "claim.json": Claim,
+    "attempt.json": records.AttemptRecord, "exit.json": records.ExitRecord, "process.json": records.ProcessRecord,
+    "cancel.json": records.CancelRequest, "rerun.json": records.RerunRequest, "job.json": records.JobRecord,
+    "submission.json": records.SubmissionRecord, "claim.json": Claim,
 }  # fmt: skip
 # Files as earlier versions wrote them, of which no run directory is kept.
 WRITTEN: list[tuple[type[Record], str]] = [
     (Claim, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),
-    (SubmitterRecord, '{"id": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "boot": "f00d"}'),
-    (RankFailure, '{"rank": 1, "cause": "no luck"}'),
-    (ElementFailure, '{"cause": "out of *"}'),
-    (BreakerRecord, '{"cause": "no text", "cells": 3, "t": 1.5}'),
-    (Roster, '{"attempts": ["/runs/ab/abcd/001"], "over": false}'),
+    (records.SubmitterRecord, '{"id": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "boot": "f00d"}'),
+    (records.RankFailure, '{"rank": 1, "cause": "no luck"}'),
+    (records.ElementFailure, '{"cause": "out of *"}'),
+    (records.BreakerRecord, '{"cause": "no text", "cells": 3, "t": 1.5}'),
+    (records.Roster, '{"attempts": ["/runs/ab/abcd/001"], "over": false}'),
     (
         Queue,
         '{"time": 1.5, "error": "", "failures": 0, "tried": 0.0, "line": false, "jobs": {"gpas-g-0": {"0": {'
@@ -70,13 +57,13 @@ def test_the_lines_of_a_submission_of_version_1_are_written_again_as_they_were()
     (path,) = OLD.rglob("elements.jsonl")
     for line in path.read_text().splitlines():
         (values,) = json.loads(line)
-        assert to_mapping(from_mapping(ElementRecord, values, path)) == values
+        assert to_mapping(from_mapping(records.ElementRecord, values, path)) == values
 
 
 def test_fields_of_a_newer_version_survive_also_in_nested_records() -> None:
     values = to_mapping(attempt_record("0" * 16))
     values |= {"colour": "red", "resources": values["resources"] | {"tpus": 4}}
-    record = from_mapping(AttemptRecord, values, "attempt.json")
+    record = from_mapping(records.AttemptRecord, values, "attempt.json")
     assert record.unread == {"colour": "red", "resources": {"tpus": 4}}
     assert to_mapping(record) == values
 
@@ -96,12 +83,12 @@ def test_fields_of_a_newer_version_survive_also_in_nested_records() -> None:
 )
 def test_a_wrong_field_is_named_with_its_file(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StoreError) as error:
-        from_mapping(AttemptRecord, {**ATTEMPT, **change}, Path("runs/attempt.json"))
+        from_mapping(records.AttemptRecord, {**ATTEMPT, **change}, Path("runs/attempt.json"))
     assert str(error.value) == f"runs/attempt.json: {message}"
 
 
 def test_missing_fields_are_all_named() -> None:
     with pytest.raises(StoreError, match=r"process\.json: no fields 'host', 'pid'"):
-        from_mapping(ProcessRecord, {}, "process.json")
+        from_mapping(records.ProcessRecord, {}, "process.json")
     with pytest.raises(StoreError, match=r"job\.json: no field 'time'"):
-        from_mapping(JobRecord, {"job": "7"}, "job.json")
+        from_mapping(records.JobRecord, {"job": "7"}, "job.json")

@@ -38,8 +38,7 @@ def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy, monkeyp
     assert "started" not in toy("run", "grid", "small", "--where", "gate=gpas").out
     assert toy.attempts() == [attempt]
     assert "0 missing" not in toy("table", "--format", "markdown").out
-    again = toy("train", "pre-gpas-s1", expect=2)
-    assert "small/pre-gpas-s1 is done in attempt 1" in again.err
+    assert "small/pre-gpas-s1 is done in attempt 1" in toy("train", "pre-gpas-s1", expect=2).err
     for what in ("weight_norm", "weight_norm_q", "weight_norm_head", "total_grad_norm", "memory"):
         (series,) = toy("figure", "--where", "gate=gpas", "--what", what, "--json").json["series"]
         assert series["points"], what
@@ -84,12 +83,10 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path: Path) -> None:
 def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None:
     explained = toy("explain", "pre-s1", "optim.lr=3e-3", "--json").json["cells"][0]
     assert (explained["name"], explained["cell"]["optim"]["lr"]) == ("pre-s1+lr0.003", 0.003)
-    said = toy("train", "pre-s1", "optim.lr=3e-3").out
-    assert "pre-s1+lr0.003" in said
+    assert "pre-s1+lr0.003" in toy("train", "pre-s1", "optim.lr=3e-3").out
     (attempt,) = toy.attempts()
     recorded = json.loads((attempt / "attempt.json").read_text())
-    assert recorded["key"] == explained["key"]
-    assert recorded["cell"] == explained["cell"]
+    assert (recorded["key"], recorded["cell"]) == (explained["key"], explained["cell"])
     assert (recorded["grid"], recorded["name"], recorded["axes"]["optim.lr"]) == ("small", "pre-s1+lr0.003", 0.003)
     assert toy.states()["pre-s1"] == "missing"
     assert "is done in attempt 1" in toy("train", "pre-s1", "optim.lr=0.003", expect=2).err
@@ -110,8 +107,7 @@ def test_a_failed_cell_is_tried_again(toy: Toy) -> None:
     kept = {path: path.read_text() for path in texts}
     for path in texts:
         path.write_bytes(b"\xff is not UTF-8")
-    failed = toy("train", "pre-s1", expect=4).out
-    assert "failed" in failed
+    assert "failed" in toy("train", "pre-s1", expect=4).out
     for path, text in kept.items():
         path.write_text(text)
     assert "attempt 2" in toy("train", "pre-s1").out

@@ -6,11 +6,13 @@ import os
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from end_to_end import Toy, wait
 from face import fake_jobs
 from faded_plugin import PLUGIN
+from programs import program
 
 from gpas_cli import trust
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -177,24 +179,23 @@ def test_a_plugin_that_is_not_a_file_is_one_message(config: Path, name: str, mes
     assert len([line for line in lines if message in line]) == 1, lines
 
 
-def test_a_plugin_that_is_a_link_to_itself_is_one_message(config: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda plugin: plugin.write_text("raise ValueError('boom')"), "ValueError: boom"),
+        (lambda plugin: plugin.symlink_to("mine.py"), "plugins: schemes/mine.py: "),
+        (lambda plugin: None, "No such file"),
+    ],
+)
+def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, make: Any, cause: str) -> None:
     plugin = config.parent / "schemes/mine.py"
     plugin.unlink()
-    plugin.symlink_to("mine.py")
-    assert "plugins: schemes/mine.py: " in refusal(config)
-
-
-@pytest.mark.parametrize("broken", ["raise ValueError('boom')", None])
-def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, broken: str | None) -> None:
-    plugin = config.parent / "schemes/mine.py"
-    plugin.unlink()
-    if broken:
-        plugin.write_text(broken)
+    make(plugin)
     config.write_text(config.read_text().replace("g: {base", "g: {stages: [pretrain, whiten], base"))
     with pytest.raises(InvalidExperiments) as raised:
         load(config)
     (line,) = str(raised.value).splitlines()
-    assert ("ValueError: boom" if broken else "No such file") in line
+    assert cause in line
 
 
 SECRET = "hunter2-of-the-database"
@@ -229,11 +230,8 @@ class Secretive(Toy):
         return {**super().environment(), "GPAS_DB": self.url, "PATH": path, "WIDTH": "400"}
 
     def add_slurm(self) -> None:
-        (self.folder / "bin").mkdir()
         for name, body in PROGRAMS.items():
-            program = self.folder / "bin" / name
-            program.write_text(f"#!/bin/sh\n{body}\n")
-            program.chmod(0o755)
+            program(self.folder / "bin" / name, body)
 
     def said(self, *words: str) -> str:
         done = self(*words, expect=None)
@@ -286,15 +284,6 @@ def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
         said = toy.said(*words)
         assert said, words
         assert SECRET not in said, words
-
-
-def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
-    toy = Secretive(tmp_path / "project")
-    toy.url = FORMS["port"]
-    done = toy("db", "sync", expect=2)
-    assert done.out == ""
-    assert done.err.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
-    assert done.err.count("\n") == 1
 
 
 def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:

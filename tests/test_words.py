@@ -3,7 +3,9 @@
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,41 +13,33 @@ from gpas_cli import period, words
 from gpas_cli.period import Period
 from gpas_cli.processor import cpu_model, usable_cores
 
-
-def test_a_noun_and_a_verb_agree_with_their_number() -> None:
-    assert [words.count(n, "cell") for n in (0, 1, 2, 1200)] == ["0 cells", "1 cell", "2 cells", "1,200 cells"]
-    assert [words.count(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]
-    assert [words.verb(n, "is", "are") for n in (0, 1, 2)] == ["are", "is", "are"]
-
-
-def test_ordinals() -> None:
-    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 111, 123)
-    expected = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 111th 123rd".split()
-    assert [words.ordinal(number) for number in numbers] == expected
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(7, "7"), (999, "999"), (307_200, "307k"), (71e6, "71M"), (1.34e9, "1.34B"), (2e12, "2T")]
-)
-def test_large_numbers_are_abbreviated(number: float, text: str) -> None:
-    assert words.abbreviated(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_340_000, "12.3 MB"), (1.08e11, "108 GB"), (5e15, "5,000 TB")],
-)
-def test_bytes_are_in_decimal_units(number: float, text: str) -> None:
-    assert words.byte_size(number) == text
+WRITTEN: dict[Callable[[Any], str], dict[float, str]] = {
+    lambda n: words.count(n, "cell"): {0: "0 cells", 1: "1 cell", 2: "2 cells", 1200: "1,200 cells"},
+    lambda n: words.count(n, "entry", "entries"): {1: "1 entry", 2: "2 entries"},
+    lambda n: words.verb(n, "is", "are"): {0: "are", 1: "is", 2: "are"},
+    words.ordinal: {
+        1: "1st", 2: "2nd", 3: "3rd", 4: "4th", 11: "11th", 12: "12th", 13: "13th", 21: "21st", 22: "22nd",
+        111: "111th", 123: "123rd",
+    },
+    words.abbreviated: {7: "7", 999: "999", 307_200: "307k", 71e6: "71M", 1.34e9: "1.34B", 2e12: "2T"},
+    words.byte_size: {
+        0: "0 B", 999: "999 B", 1000: "1.0 kB", 12_340_000: "12.3 MB", 1.08e11: "108 GB", 5e15: "5,000 TB",
+    },
+    words.duration: {
+        0: "0 s", 59.4: "59 s", 59.6: "1 min", 3569: "59 min", 3571: "1.0 h", 12_300: "3.4 h", 47 * 3600: "47.0 h",
+        48 * 3600: "2.0 days", 200 * 86_400: "200 days",
+    },
+    words.stopwatch: {0: "0:00", 9.9: "0:09", 65: "1:05", 3723: "1:02:03"},
+    lambda n: words.fixed(n, 0): {1e9: "1000000000", 123_456_789_012: "123456789012", 4.4e18: "4.40e18"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (3569, "59 min"), (3571, "1.0 h"), (12_300, "3.4 h"),
-     (47 * 3600, "47.0 h"), (48 * 3600, "2.0 days"), (200 * 86_400, "200 days")],
-)  # fmt: skip
-def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
+NUMBERS = [(write, *one) for write, table in WRITTEN.items() for one in table.items()]
+
+
+@pytest.mark.parametrize(("write", "number", "text"), NUMBERS, ids=[text for *_, text in NUMBERS])
+def test_numbers_in_words(write: Callable[[Any], str], number: float, text: str) -> None:
+    assert write(number) == text
 
 
 @pytest.mark.parametrize(
@@ -65,18 +59,6 @@ def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
 )
 def test_an_exploding_number_has_an_exponent(number: float, text: str, signed: str, short: str) -> None:
     assert (words.fixed(number, 2), words.fixed(number, 2, "+"), words.significant(number, 3)) == (text, signed, short)
-
-
-def test_a_count_is_whole() -> None:
-    assert [words.fixed(number, 0) for number in (1e9, 123_456_789_012, 4.4e18)] == [
-        "1000000000",
-        "123456789012",
-        "4.40e18",
-    ]
-
-
-def test_a_stopwatch_has_hours_once_there_are_any() -> None:
-    assert [words.stopwatch(seconds) for seconds in (0, 9.9, 65, 3723)] == ["0:00", "0:09", "1:05", "1:02:03"]
 
 
 def test_a_time_has_its_day_unless_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,7 @@ def test_stdlib_normalises_and_drops_short_and_doubled_text(tmp_path: Path, monk
     (tmp_path / "d.py").write_text("long\n" * 100_000)
     documents = [d for part in both(Stdlib(tmp_path, topics={"topic": "words " * 100})) for d in part]
     assert sorted(d.id for d in documents) == ["lib/a.py", "topic/topic"]
-    text = next(d.text for d in documents if d.id == "lib/a.py")
-    assert text == "    if:\n" + body
+    assert next(d.text for d in documents if d.id == "lib/a.py") == "    if:\n" + body
 
 
 @pytest.mark.parametrize(("number", "size"), [(199, 30_000), (250, 5_000)])

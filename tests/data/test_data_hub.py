@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from shipped import EXPERIMENTS
@@ -209,18 +210,13 @@ def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
 def test_an_unreachable_hub_is_reported_with_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
 
-    def refuse(*args: object, **kwargs: object) -> str:
-        raise OSError("We couldn't connect to 'https://huggingface.co'\nand many more lines")
-
+    refuse = Mock(side_effect=OSError("We couldn't connect to 'https://huggingface.co'\nand many more lines"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
     with pytest.raises(DataError) as caught:
         C4(tmp_path).survey()
     said = str(caught.value)
     assert "cannot download en/c4-validation.00000-of-00008.json.gz of allenai/c4 (revision main)" in said
-    assert "OSError: We couldn't connect" in said
-    assert "many more lines" not in said
-    assert "HF_HOME" in said
-    assert "data.source: files" in said
+    assert all(words in said for words in ("OSError: We couldn't connect", "HF_HOME", "data.source: files"))
     assert "\n" not in said
 
 
@@ -357,14 +353,12 @@ def test_a_run_reads_no_more_files_of_the_hub_than_it_needs(repositories: list[s
     assert len(short.train) == 5
     assert {name.split("/")[0] for name in repositories[1:]} == {"global-shard_01_of_10"}
     usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=5)
-    assert usage is not None
     assert usage.epochs == 1
     rows = 10_000  # more than there are: the text is repeated, and `gpas plan` warns
     longer = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=rows)
     assert 5 < len(longer.train) < rows
     assert (longer.train.tokens(range(5)) == short.train.tokens(range(5))).all()
     usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=rows)
-    assert usage is not None
     assert usage.epochs == pytest.approx(rows / len(longer.train))
 
 
@@ -481,9 +475,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="has no document with text"):
         read_text("./empty.txt", tmp_path)
 
-    def unreachable(**_: object) -> object:
-        raise ConnectionError("Couldn't reach the Hub\nmore")
-
+    unreachable = Mock(side_effect=ConnectionError("Couldn't reach the Hub\nmore"))
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(
         DataError, match=r"EleutherAI/lambada_openai .*ConnectionError: Couldn't reach the Hub; it is not"

@@ -13,17 +13,20 @@ from gpas_cli.data.objective import _MaskedReader, _span_lengths, _SpanReader
 from gpas_cli.data.rows import Ints
 from gpas_cli.spec.objective import MODES, OBJECTIVES, Masked, Spans, _parse_denoiser
 
-END, MASK, IDS, LENGTH = 1, 99, 98, 64
+END, MASK, IDS, VOCAB, LENGTH = 1, 99, 98, 600, 64
 READER = _MaskedReader(Masked(), LENGTH, MASK, IDS, END)
+UL2 = OBJECTIVES["ul2"]
+FIRST_SENTINEL = VOCAB - 1
 
 
-def tokens(rows: int = 400, width: int = LENGTH + 1) -> Ints:
-    """Return rows without the mask token and with some end tokens."""
-    return np.random.default_rng(5).integers(1, 50, (rows, width))
+def tokens(rows: int = 400) -> Ints:
+    """Return rows without the mask token and sentinels, and with some end tokens."""
+    return np.random.default_rng(5).integers(1, 50, (rows, LENGTH + 1))
 
 
-def made(numbers: Ints, draw: Draw, reader: _MaskedReader = READER) -> Batch:
-    return reader.batch(tokens()[numbers], np.full(len(numbers), LENGTH + 1), numbers, draw)
+def made(numbers: Ints, draw: Draw, reader: _MaskedReader | _SpanReader = READER, sizes: Ints | None = None) -> Batch:
+    own = np.full(len(numbers), LENGTH + 1) if sizes is None else sizes
+    return reader.batch(tokens()[numbers], own, numbers, draw)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -58,10 +61,8 @@ def test_only_chosen_tokens_change_and_only_they_are_targets() -> None:
     assert np.array_equal(batch.inputs[~chosen], original[~chosen])
     assert np.array_equal(batch.targets[chosen], original[chosen])
     assert not chosen[original == END].any()
-    assert batch.prefix is not None
     assert (batch.prefix == LENGTH).all()
-    assert batch.tokens_read == 400 * LENGTH
-    assert batch.predicted == chosen.sum()
+    assert (batch.tokens_read, batch.predicted) == (400 * LENGTH, chosen.sum())
 
 
 def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
@@ -74,31 +75,25 @@ def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
     assert chi_squared < IDS - 1 + 4 * math.sqrt(2 * (IDS - 1))
 
 
-def test_a_row_is_corrupted_in_the_same_way_in_any_batch() -> None:
-    """So the number of processes, the micro-batch and a restart change nothing."""
+@pytest.mark.parametrize("reader", [READER, _SpanReader(UL2, LENGTH, VOCAB, END)], ids=["masked", "spans"])
+def test_a_row_is_corrupted_in_the_same_way_in_any_batch(reader: _MaskedReader | _SpanReader) -> None:
+    """So the number of processes, the micro-batch and a restart change nothing; seed and update change all."""
     draw = Draw.training(7, 3)
-    whole = made(np.arange(20), draw)
+    whole = made(np.arange(20), draw, reader)
     for numbers in (np.array([11]), np.array([19, 11, 2])):
-        part = made(numbers, draw)
+        part = made(numbers, draw, reader)
         assert np.array_equal(part.inputs, whole.inputs[numbers])
         assert np.array_equal(part.targets, whole.targets[numbers])
-
-
-@pytest.mark.parametrize(
-    "other", [Draw.training(8, 3), Draw.training(7, 4), Draw.training(3, 7), Draw.validation(), Draw.training(0, 0)]
-)
-def test_seed_and_update_change_the_corruption(other: Draw) -> None:
-    numbers = np.arange(20)
-    assert not same(made(numbers, Draw.training(7, 3)), made(numbers, other))
-    assert same(made(numbers, other), made(numbers, other))
+    others = [Draw.training(8, 3), Draw.training(7, 4), Draw.training(3, 7), Draw.validation(), Draw.training(0, 0)]
+    for other in others:
+        found = made(np.arange(20), other, reader)
+        assert not same(whole, found)
+        assert same(found, made(np.arange(20), other, reader))
 
 
 def test_padding_is_neither_chosen_nor_seen() -> None:
-    sizes = np.array([1, 5, LENGTH + 1])
-    numbers = np.arange(3)
     reader = _MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
-    batch = reader.batch(tokens()[numbers], sizes, numbers, Draw.training(1, 1))
-    assert batch.prefix is not None
+    batch = made(np.arange(3), Draw.training(1, 1), reader, np.array([1, 5, LENGTH + 1]))
     assert batch.prefix.tolist() == [1, 5, LENGTH]
     assert (batch.targets[1, 5:] == IGNORED).all()
     assert (batch.targets[0, 1:] == IGNORED).all()
@@ -111,24 +106,12 @@ def test_the_numbers_are_fixed_for_good() -> None:
     assert Draw.validation().words(3, 1).tolist() == [14351288650538176988]
 
 
-END, VOCAB, LENGTH = 1, 600, 64
-UL2 = OBJECTIVES["ul2"]
-assert isinstance(UL2, Spans)
-FIRST_SENTINEL = VOCAB - 1
-
-
-def spans_tokens(rows: int = 200) -> Ints:
-    return np.random.default_rng(5).integers(2, 400, (rows, LENGTH + 1))
-
-
 def spans_made(spec: Spans, numbers: Ints, draw: Draw, sizes: Ints | None = None) -> Batch:
-    own = np.full(len(numbers), LENGTH + 1) if sizes is None else sizes
-    return _SpanReader(spec, LENGTH, VOCAB, END).batch(spans_tokens()[numbers], own, numbers, draw)
+    return made(numbers, draw, _SpanReader(spec, LENGTH, VOCAB, END), sizes)
 
 
 def parts_of(batch: Batch, i: int) -> tuple[list[int], list[int]]:
     """Return the inputs and the targets of a row."""
-    assert batch.prefix is not None
     hidden = batch.targets[i][batch.targets[i] != IGNORED].tolist()
     return batch.inputs[i, : batch.prefix[i]].tolist(), hidden
 
@@ -157,7 +140,7 @@ def test_a_corrupted_row_has_every_token_once(text: str) -> None:
     for i in range(50):
         seen, hidden = parts_of(batch, i)
         assert hidden[-1] == END
-        assert restored(seen, hidden, sentinels) == spans_tokens()[i, :kept].tolist()
+        assert restored(seen, hidden, sentinels) == tokens()[i, :kept].tolist()
         own = [token for token in seen if token in sentinels]
         assert own == [token for token in hidden if token in sentinels]
         assert own == [FIRST_SENTINEL - number for number in range(len(own))]
@@ -167,7 +150,6 @@ def test_a_corrupted_row_has_every_token_once(text: str) -> None:
 
 def test_the_network_reads_the_inputs_and_then_each_target_after_its_prediction() -> None:
     batch = spans_made(Spans(), np.arange(20), Draw.training(1, 2))
-    assert batch.prefix is not None
     for i, prefix in enumerate(batch.prefix.tolist()):
         seen, hidden = parts_of(batch, i)
         assert batch.inputs[i, prefix : prefix + len(hidden) - 1].tolist() == hidden[:-1]
@@ -181,21 +163,19 @@ def test_the_network_reads_the_inputs_and_then_each_target_after_its_prediction(
 def test_the_prefix_denoiser_hides_the_end_of_the_row() -> None:
     batch = spans_made(Spans(denoisers=("s 0.25",)), np.arange(3), Draw.training(1, 2))
     seen, hidden = parts_of(batch, 2)
-    row = spans_tokens()[2].tolist()
+    row = tokens()[2].tolist()
     assert seen == [*row[: len(seen) - 1], FIRST_SENTINEL]
     assert hidden == [FIRST_SENTINEL, *row[len(seen) - 1 : len(seen) + len(hidden) - 3], END]
 
 
 def test_modes_and_denoisers_are_drawn_equally_often() -> None:
     """Two of UL2's seven denoisers are r, one is s and four are x."""
-    assert isinstance(UL2, Spans)
     batch = _SpanReader(UL2, LENGTH, VOCAB, END).batch(
-        np.tile(spans_tokens(), (5, 1)), np.full(1000, LENGTH + 1), np.arange(1000), Draw.training(3, 4)
+        np.tile(tokens(200), (5, 1)), np.full(1000, LENGTH + 1), np.arange(1000), Draw.training(3, 4)
     )
     first = batch.inputs[:, 0] - (VOCAB - UL2.reserved)
     for number, share in enumerate((2 / 7, 1 / 7, 4 / 7)):
-        count = int((first == number).sum())
-        assert abs(count - 1000 * share) <= 3 * math.sqrt(1000 * share * (1 - share)), MODES[number]
+        assert within(int((first == number).sum()), 1000, share), MODES[number]
 
 
 def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equally_often() -> None:
@@ -215,25 +195,12 @@ def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equal
     assert abs(middle.mean() - 0.15) < 3 * math.sqrt(0.15 * 0.85 / 2000)
 
 
-def test_spans_a_row_is_corrupted_in_the_same_way_in_any_batch() -> None:
-    assert isinstance(UL2, Spans)
-    draw = Draw.training(7, 3)
-    whole = spans_made(UL2, np.arange(20), draw)
-    numbers = np.array([19, 11, 2])
-    part = spans_made(UL2, numbers, draw)
-    assert np.array_equal(part.inputs, whole.inputs[numbers])
-    assert np.array_equal(part.targets, whole.targets[numbers])
-    others = [spans_made(UL2, numbers, draw) for draw in (Draw.training(7, 4), Draw.training(8, 3), Draw.validation())]
-    assert all(not np.array_equal(part.inputs, other.inputs) for other in others)
-
-
 def test_short_rows_lose_nothing_and_the_shortest_has_no_target() -> None:
     spec = Spans()
     batch = spans_made(spec, np.arange(3), Draw.training(1, 2), sizes=np.array([1, 2, 9]))
     assert [len(parts_of(batch, i)[1]) for i in range(3)] == [0, 3, 3]
     sentinels = range(VOCAB - spec.sentinels, VOCAB)
-    assert restored(*parts_of(batch, 2), sentinels) == spans_tokens()[2, :9].tolist()
-    assert batch.prefix is not None
+    assert restored(*parts_of(batch, 2), sentinels) == tokens()[2, :9].tolist()
     assert batch.prefix[0] == 1
 
 

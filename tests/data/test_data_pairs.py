@@ -115,7 +115,6 @@ def test_a_row_is_a_source_a_separator_and_a_target(tmp_path: Path) -> None:
     rows = np.arange(3)
     batch = reader.batch(*corpus.train.read(rows), rows, Draw.training(1, 0))
     decode, end = corpus.tokenizer.decode, corpus.tokenizer.eos_id
-    assert batch.prefix is not None
     texts = [decode(row[:size].tolist()) for row, size in zip(batch.inputs, batch.prefix, strict=True)]
     assert texts[:2] == ["ab cd\n", "e\n"]
     for number, target in enumerate(["xy", "zw v"]):

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -121,7 +122,6 @@ def test_a_folder_has_tasks_to_train_on_and_to_evaluate_on(tmp_path: Path) -> No
     found = training_source(spec, tmp_path, tmp_path, quiet)
     assert [record.instruction for record in found.records()] == ["a train", "b train"]
     held_out = held_out_source(spec, tmp_path, tmp_path, quiet)
-    assert held_out is not None
     assert [record.instruction for record in held_out.records()] == ["a test"]
     before = found.fingerprint(tmp_path)
     (tmp_path / "tasks/b/train.json").write_text(json.dumps([{"instruction": "other", "output": "x"}]))
@@ -147,10 +147,7 @@ def test_a_missing_file_is_reported_before_anything_starts(tmp_path: Path) -> No
 
 
 def test_commonsense170k_is_in_the_cache_or_has_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(records.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(records.urllib.request, "urlopen", Mock(side_effect=OSError("no network")))
     path = tmp_path / "instructions" / "commonsense_170k.json"
     with pytest.raises(DataError, match=rf"cannot download https://.*: no network; copy that file to {path}"):
         training_source(Finetune(), tmp_path, tmp_path, quiet)
@@ -206,8 +203,7 @@ def test_only_answers_and_end_tokens_are_targets(tokenizer: Tokenizer) -> None:
     assert words(tokenizer, examples.ids) == ["x", "y", "z", "</s>", "p", "q", "r", "</s>"]
     assert examples.answers.tolist() == [False, False, True, True, False, True, True, True]
     assert len(examples) == 2
-    rows = InstructionRows(examples, spec(length=7), pad_id=0)
-    batch = rows.batch(np.array([0]))
+    batch = InstructionRows(examples, spec(length=7), pad_id=0).batch(np.array([0]))
     assert words(tokenizer, batch.inputs[0]) == ["x", "y", "z", "</s>", "p", "q", "r"]
     assert [t if t == IGNORED else words(tokenizer, [t])[0] for t in batch.targets[0].tolist()] == [
         IGNORED, "z", "</s>", IGNORED, "q", "r", "</s>",

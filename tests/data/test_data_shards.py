@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -130,8 +131,7 @@ def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: p
     documents = [Document(str(n), text) for n, text in enumerate(texts)]
     monkeypatch.setattr(Files, "documents", lambda self, split, after="": iter(documents))
     (shard,) = cache.ensure("train", everything, print)
-    assert shard.totals.documents == 2
-    assert shard.last == "4"
+    assert (shard.totals.documents, shard.last) == (2, "4")
 
 
 def test_an_unwritable_cache_is_reported(make_cache: Make, tmp_path: Path):
@@ -141,11 +141,8 @@ def test_an_unwritable_cache_is_reported(make_cache: Make, tmp_path: Path):
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
     disk.write(tmp_path / "x.bin", b"old")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(DataError, match=r"cannot write .*x\.bin: No space left on device"):
         disk.write(tmp_path / "x.bin", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
@@ -181,8 +178,7 @@ def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
 
 def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):
     shard = make_cache().ensure("train", everything, print)[0]
-    assert shard.tokens.dtype == np.dtype("<u2")
-    assert shard.lengths.dtype == np.dtype("<u4")
+    assert (shard.tokens.dtype, shard.lengths.dtype) == (np.dtype("<u2"), np.dtype("<u4"))
     assert isinstance(shard.tokens, np.memmap)
 
 
@@ -309,7 +305,6 @@ def start(root: Path, cache: Path, numbers: str = "0 200 0 10 1") -> subprocess.
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 

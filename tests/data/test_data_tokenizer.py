@@ -290,8 +290,7 @@ def test_the_reader_masks_with_the_named_token() -> None:
         return reader_of(cell_from({**values, "optim": optim, "objective": {"like": "mlm", **objective}}), tokenizer)
 
     made = reader(mask_token="[MASK]")
-    assert made.mask_id == backend.token_to_id("[MASK]")
-    assert made.ids == size
+    assert (made.mask_id, made.ids) == (backend.token_to_id("[MASK]"), size)
     assert made.end_id == tokenizer.eos_id
     assert reader().mask_id == size - 1
     with pytest.raises(DataError, match=r"own\.json has no token '<mask>' below"):

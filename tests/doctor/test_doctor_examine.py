@@ -3,8 +3,10 @@
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from programs import program
 
 from gpas_cli import file_systems
 from gpas_cli.doctor import examine
@@ -26,12 +28,6 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", database)
 
 
-def nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-
-
 def test_a_missing_compiler_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = examine._compiler()
@@ -41,11 +37,8 @@ def test_a_missing_compiler_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(words: tuple[str, ...], **_options: object) -> None:
-        raise subprocess.TimeoutExpired(words, 30)
-
     monkeypatch.setattr(examine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired(("sbatch",), 30)))
     (finding,) = examine._schedulers(project, nodes=False)
     assert finding.status == "note"
     assert finding.detail == "jobs run on this machine: sbatch did not answer within 30 s"
@@ -62,7 +55,7 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
 )
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, detail: str) -> None:
     if script is not None:
-        nvidia_smi(tmp_path, script)
+        program(tmp_path / "nvidia-smi", script)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = examine._gpus()
     assert found.status == status
@@ -98,10 +91,7 @@ def test_a_network_file_system_is_a_note(
 
 
 def test_a_file_system_without_locks_is_a_problem(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_file: object, _operation: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(examine.fcntl, "flock", refuse)
+    monkeypatch.setattr(examine.fcntl, "flock", Mock(side_effect=OSError(37, "No locks available")))
     _, locks = examine._files(project)
     assert locks.status == "problem"
     assert "No locks available" in locks.detail

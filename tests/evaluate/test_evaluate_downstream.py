@@ -27,7 +27,7 @@ from gpas_cli.evaluate.downstream import choices_scorer, requests, score_task, s
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import FORMS
-from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, digest_of, direct_task, import_task
+from gpas_cli.evaluate.tasks.local import EmbeddedTask, digest_of, direct_task, import_task
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.downstream import GROUPS, Downstream, Texts
 from gpas_cli.spec.parse_cell import parse_model
@@ -51,7 +51,6 @@ def test_the_scores_are_those_of_the_harness_on_the_same_documents(
 ) -> None:
     source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(12)])
     task = direct_task(import_task(source, name, tmp_path).name, tmp_path)
-    assert task is not None
     direct = {score.metric: score for score in choices_scorer(task, *ours)()}
     for theirs in score_local(name, *ours, tmp_path):
         mine = direct[theirs.metric]
@@ -68,8 +67,7 @@ class Fixed(EmbeddedTask):
 
 def test_the_limit_takes_the_first_questions(ours: tuple[Scorer, Tokenizer]) -> None:
     whole = {score.metric: score for score in choices_scorer(Fixed("indent"), *ours)()}
-    assert whole["acc"].examples == 4
-    assert whole["acc"].value == 0.5
+    assert (whole["acc"].examples, whole["acc"].value) == (4, 0.5)
     assert {score.examples for score in choices_scorer(Fixed("indent"), *ours, limit=3)()} == {3}
 
 
@@ -94,7 +92,6 @@ def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
     scored = 9 if limit is None else 5
     expected = {s.metric: s for s in score_local("piqa", *ours, fitting, limit=scored)}
     task = direct_task(import_task(whole / "piqa.jsonl", "piqa", whole).name, whole)
-    assert task is not None
     for found in (choices_scorer(task, *ours, limit=limit)(), score_local("piqa", *ours, whole, limit=limit)):
         scores = {score.metric: score for score in found}
         assert scores.keys() == {"acc", "acc_norm", "skipped"}
@@ -127,11 +124,8 @@ ARC = {"question": "Why is the sky blue?", "choices": {"text": ["sea", "air"], "
 
 def test_an_imported_file_gives_its_questions(tmp_path: Path) -> None:
     made = import_task(write(tmp_path / "own.jsonl", [ARC, ARC]), "arc_easy", tmp_path)
-    assert made.questions == 2
-    assert made.path == tmp_path / "tasks" / f"{made.name}.jsonl"
-    task = direct_task(made.name, tmp_path)
-    assert task is not None
-    question = task.questions()[0]
+    assert (made.questions, made.path) == (2, tmp_path / "tasks" / f"{made.name}.jsonl")
+    question = direct_task(made.name, tmp_path).questions()[0]
     assert question.context == "Question: Why is the sky blue?\nAnswer:"
     assert (question.choices, question.answer) == (("sea", "air"), 1)
 
@@ -148,15 +142,12 @@ def test_the_digest_is_that_of_the_documents_however_they_are_written(tmp_path: 
 def test_a_task_of_a_new_name_has_context_choices_and_answer(tmp_path: Path) -> None:
     document = {"context": "2 + 2 =", "choices": ["3", "4", "5"], "answer": 1}
     made = import_task(write(tmp_path / "sums.jsonl", [document]), "sums", tmp_path)
-    task = direct_task(made.name, tmp_path)
-    assert task is not None
-    assert task.questions()[0].context == "2 + 2 ="
+    assert direct_task(made.name, tmp_path).questions()[0].context == "2 + 2 ="
 
 
 def test_a_missing_and_a_changed_file_are_unavailable(tmp_path: Path) -> None:
     made = import_task(write(tmp_path / "own.jsonl", [ARC]), "arc_easy", tmp_path)
     task = direct_task(made.name, tmp_path)
-    assert task is not None
     write(made.path, [ARC, ARC])
     with pytest.raises(TaskUnavailable, match="has changed: its digest is"):
         task.questions()
@@ -215,7 +206,6 @@ def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path
     document = {"sentence": "Ann so _ left.", "option1": "Sarah", "option2": option2, "answer": "1"}
     content = (json.dumps(document) + "\n").encode()
     task = direct_task(f"winogrande@{digest_of(content)}", tmp_path)
-    assert isinstance(task, LocalTask)
     task.path.parent.mkdir()
     task.path.write_bytes(content)
     with pytest.raises(TaskUnavailable, match=r"jsonl:1: a choice contains 'Answer format:'.*import the file again"):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -119,9 +120,6 @@ def test_local_test_sets_and_their_faults(tmp_path: Path) -> None:
 
 
 def test_a_test_set_that_cannot_be_downloaded_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(*args: object) -> str:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("sacrebleu.utils.get_source_file", refuse)
+    monkeypatch.setattr("sacrebleu.utils.get_source_file", Mock(side_effect=OSError("no route to host")))
     with pytest.raises(DataError, match=r"newstest2014 \(wmt14/full, en-de\) with sacrebleu: OSError: no route"):
         read_test("newstest2014", ("en", "de"), tmp_path)

@@ -38,8 +38,7 @@ def test_an_expanded_cell_is_the_cell_written_out() -> None:
             "optim": {"lr": 0.003, "warmup": 60, "steps": 600, "batch": 16}, "seed": 7,
         }
     )  # fmt: skip
-    assert entries[0].cell == by_hand
-    assert entries[0].key == by_hand.key
+    assert (entries[0].cell, entries[0].key) == (by_hand, by_hand.key)
 
 
 def test_cells_that_differ_in_the_seed_alone_are_the_cells_written_out() -> None:
@@ -118,7 +117,6 @@ def test_a_word_replaces_a_section_and_a_mapping_refines_it() -> None:
     ]
     override = "override: [{where: {}, set: {gate: {share: layer}}, why: to see}]"
     (refined,) = grid(base + override)
-    assert refined.cell.model.gate is not None
     assert (refined.cell.model.gate.activation, refined.cell.model.gate.share) == ("tanh", "layer")
 
 
@@ -126,18 +124,15 @@ def test_a_mapping_merged_over_a_word_extends_it() -> None:
     entries = grid(
         cells(norm="[mix, deepnorm]") + "\noverride: [{where: {norm: mix}, set: {norm: {post_fraction: 0.5}}, why: x}]"
     )
-    assert entries[0].cell == cell_from({**_plain(entries[0]), "norm": {"scheme": "mix", "post_fraction": 0.5}})
+    assert entries[0].cell == cell_from(
+        {**entries[0].cell.to_mapping(), "norm": {"scheme": "mix", "post_fraction": 0.5}}
+    )
     (normal,) = grid(BASE + "axes: {norm: [deepnorm]}\noverride: [{where: {}, set: {init.preset: normal}, why: x}]")
     assert (entries[1].cell.model.init.preset, normal.cell.model.init.preset) == ("deepnorm", "normal")
 
 
-def _plain(entry):  # type: ignore[no-untyped-def]
-    return entry.cell.to_mapping()
-
-
 def test_a_section_axis_applies_before_a_dotted_one_in_any_order() -> None:
     entries = grid(cells(**{"gate.activation": "[tanh]", "gate": "[gpas]"}))
-    assert entries[0].cell.model.gate is not None
     assert entries[0].cell.model.gate.activation == "tanh"
 
 
@@ -383,8 +378,7 @@ GRIDS = {name: [entry for entry in cells_of(name) if not entry.cell.network] for
 def test_the_papers_clipping_for_7b_is_one_setting() -> None:
     """0.01 on gates and 1.0 on other parameters (appendix A); the code clips all gradients at 1.0 first."""
     cell = next(entry.cell for entry in GRIDS["appendix-7b"] if entry.name == "pre-gpas")
-    other = replace(cell, optim=replace(cell.optim, clip_over="others"))
-    assert other.key != cell.key
+    assert replace(cell, optim=replace(cell.optim, clip_over="others")).key != cell.key
 
 
 def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> None:

@@ -204,8 +204,7 @@ def test_defaults_that_depend_on_the_size_follow_it() -> None:
     small = varied("table2/350m-pre", "size=71m", "norm=peri")
     assert (small.cell.optim.steps, small.resources.gpus) == (10_000, 1)
     assert small.name == "350m-pre+71m+peri"
-    included = varied("table4-activation/350m-pre", "seed=7")
-    assert included.id == "table4-activation/350m-pre+s7"
+    assert varied("table4-activation/350m-pre", "seed=7").id == "table4-activation/350m-pre+s7"
 
 
 @pytest.mark.parametrize(

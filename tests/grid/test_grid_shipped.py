@@ -19,7 +19,6 @@ from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS, DeepNorm
 from gpas_cli.spec.optim import Optim
@@ -236,7 +235,6 @@ def test_names_are_unique_and_safe_and_every_grid_has_a_table(grid: str) -> None
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) for name in names)
     table = EXPERIMENTS.grids[grid].table
-    assert table is not None
     for entry in GRIDS[grid]:
         absent = {"norm", "gate", "seed"} if entry.cell.network else {"network"}
         assert {*table.rows, table.over, *table.against} - absent <= entry.axes.keys()
@@ -357,7 +355,6 @@ def test_data_sets_of_later_stages_are_replaced() -> None:
         "quantised: {bits: [5, 2]}, layers: {}"
     )
     finetune = cell.parameters("finetune")
-    assert isinstance(finetune, Finetune)
     assert (finetune.data, finetune.method) == (TEXT.records, "lisa")
     assert cell.parameters("downstream").tasks == ("indent", "bracket")
     assert cell.parameters("importance").tasks == ("indent", "bracket")

@@ -75,24 +75,14 @@ def test_gpt_is_pytorchs_transformer(scheme: str) -> None:
     torch.testing.assert_close(ours(TOKENS), logits, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_b2t_adds_the_layers_input_before_its_last_norm(family: str) -> None:
-    """Takase et al. (2023): LN(x_in + x_ffn + FFN(x_ffn)), x_ffn = LN(x_in + Attn(x_in))."""
-    ours = network(norm="b2t", family=family)
+@pytest.mark.parametrize(("family", "gate"), [*((family, None) for family in FAMILIES), ("llama", {"init": 0.4})])
+def test_b2t_adds_the_layers_input_before_its_last_norm(family: str, gate: object) -> None:
+    """Takase et al. (2023): LN(x_in + x_ffn + FFN(x_ffn)), x_ffn = LN(x_in + Attn(x_in)); no gate is on x_in."""
+    ours = network(norm="b2t", family=family, gate=gate)
     block = ours.model.layers[1]
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     positions = ours.model.positions(x)
-    middle = block.attn_out_norm(x + block.self_attn(x, positions))
-    expected = block.mlp_out_norm(x + middle + block.mlp(middle))
-    torch.testing.assert_close(block(x, positions), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_the_gate_of_b2t_leaves_the_bottom_connection_alone() -> None:
-    ours = network(norm="b2t", gate={"init": 0.4})
-    block = ours.model.layers[1]
-    x = torch.randn(2, 7, 16, dtype=torch.float64)
-    positions = ours.model.positions(x)
-    kept = 1 - block.gate.value()
+    kept = 1 - block.gate.value() if gate else 1
     middle = block.attn_out_norm(kept * x + block.self_attn(x, positions))
     expected = block.mlp_out_norm(x + kept * middle + block.mlp(middle))
     torch.testing.assert_close(block(x, positions), expected, rtol=1e-12, atol=1e-14)
@@ -101,8 +91,7 @@ def test_the_gate_of_b2t_leaves_the_bottom_connection_alone() -> None:
 def test_peri_is_sandwich_behind_an_embedding_norm_with_one_key() -> None:
     recipe = {"data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}, "size": "quickstart"}
     peri, sandwich = (cell_from({**recipe, **v}) for v in ({"norm": "peri"}, {"norm": "sandwich", "embed": "rmsnorm"}))
-    assert peri.key == sandwich.key
-    assert peri.model.norm.title == "Peri-LN"
+    assert (peri.key, peri.model.norm.title) == (sandwich.key, "Peri-LN")
     assert peri.key != cell_from({**recipe, "norm": "sandwich"}).key
     assert torch.equal(build(peri.model)(TOKENS), build(sandwich.model)(TOKENS))
     with pytest.raises(InvalidExperiments, match="write norm: sandwich"):
@@ -151,8 +140,7 @@ def test_two_matrix_feed_forward_networks(ffn: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_norm_returns_the_dtype_of_its_input(dtype: torch.dtype) -> None:
     """As in mixed precision, where the stream may be bfloat16 and the weight float32."""
-    norm = RMSNorm(8, 1e-6)
-    assert norm(torch.ones(2, 8, dtype=dtype)).dtype == dtype
+    assert RMSNorm(8, 1e-6)(torch.ones(2, 8, dtype=dtype)).dtype == dtype
 
 
 def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:
@@ -233,12 +221,8 @@ def test_parameter_counts_of_gpt() -> None:
     expected = (50257 + 2048) * d + 24 * (4 * d * d + 2 * d * f + 5 * d + f + 4 * d) + 2 * d
     count = sum(p.numel() for p in build(parse_model({"size": shape, "family": "gpt"}), device="meta").parameters())
     assert count == expected == 355_871_744
-    for part, added in {
-        "norm": 24 * 2 * d + d,
-        "bias": 24 * (5 * d + 2 * f),
-        "tied": -50257 * d,
-        "qk_norm": 24 * 2 * 64,
-    }.items():
+    parts = {"norm": 24 * 2 * d + d, "bias": 24 * (5 * d + 2 * f), "tied": -50257 * d, "qk_norm": 24 * 2 * 64}
+    for part, added in parts.items():
         family = {part: "head" if part == "qk_norm" else getattr(FAMILIES["gpt"], part)}
         llama = build(parse_model({"size": shape, "family": family}), device="meta")
         plain = build(parse_model({"size": shape}), device="meta")

@@ -1,6 +1,7 @@
 """Padded products, and attention on the stream of packed rows, compute what the plain ones compute."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -120,8 +121,7 @@ def test_the_state_dict_is_that_of_unpadded_maps(aligned: None) -> None:
     network = build(parse_model({"size": SIZE}))
     shapes = {name: tuple(tensor.shape) for name, tensor in network.model.layers[0].state_dict().items()}
     assert shapes["self_attn.q_proj.weight"] == (16, 16)
-    assert shapes["mlp.gate_proj.weight"] == (43, 16)
-    assert shapes["mlp.down_proj.weight"] == (16, 43)
+    assert (shapes["mlp.gate_proj.weight"], shapes["mlp.down_proj.weight"]) == ((43, 16), (16, 43))
 
 
 CPU = torch.device("cpu")
@@ -173,7 +173,6 @@ def test_attention_on_stream_and_rows(family: dict[str, object], kind: str, requ
         value = summed_loss(network, own, FP32)
         value.backward()
         found.append((value.detach(), {name: p.grad for name, p in network.named_parameters()}))
-        assert own.packing is not None
         assert (own.packing.bounds is not None) == (len(found) == 2)
         request.getfixturevalue("on_gpu")
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
@@ -193,8 +192,6 @@ def test_only_causal_attention_has_bounds(on_gpu: None) -> None:
     lengths = np.array([9, 5, 4, 2])
     targets = np.where(np.arange(9) < lengths[:, None], TOKENS, IGNORED)
     masked = DeviceRows.of(TOKENS, targets, CPU, prefix=lengths)
-    assert masked.packing is not None
-    assert masked.targeted is not None
     assert masked.packing.bounds is None
     assert masked.targeted.bounds is None
     assert rows(*lengths).packing.bounds.tolist() == [0, 9, 14, 18, 20]  # type: ignore[union-attr]
@@ -216,16 +213,13 @@ def test_a_kernel_is_used_only_for_what_it_takes(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 99)
 
-    def fail(device: torch.device) -> float:
-        raise RuntimeError("no kernel for this GPU")
-
     monkeypatch.setattr(ragged, "_in_torch", lambda: True)
-
-    def fail_without_message(device: torch.device) -> float:
-        raise AssertionError
-
-    cases = [(fail, "no kernel for this GPU"), (fail_without_message, "AssertionError")]
-    for error, message in [*cases, (lambda device: 0.3, "off by 0.3"), (lambda device: np.nan, "off by nan")]:
+    for error, message in (
+        (Mock(side_effect=RuntimeError("no kernel for this GPU")), "no kernel for this GPU"),
+        (Mock(side_effect=AssertionError), "AssertionError"),
+        (Mock(return_value=0.3), "off by 0.3"),
+        (Mock(return_value=np.nan), "off by nan"),
+    ):
         has_ragged.cache_clear()
         monkeypatch.setattr(ragged, "_error", error)
         with pytest.warns(UserWarning, match=message):

@@ -23,9 +23,6 @@ LAYERS = SIZE["layers"]
 TOKENS = torch.arange(22).view(2, 11)
 
 
-Map = Callable[[Tensor], Tensor]
-
-
 def rms(x: Tensor, weight: Tensor) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -54,11 +51,7 @@ RIVALS = ("rezero", "skipinit", "layerscale", "scalars", "scaled-branches")
 @pytest.mark.parametrize("gate", ["none", "gpas"])
 @pytest.mark.parametrize("scheme", RIVALS)
 def test_a_rival_is_the_formula_of_its_paper(scheme: str, gate: str) -> None:
-    network = build(parse_model({"size": SIZE, "norm": scheme, "gate": gate}), seed=5).double()
-    with torch.no_grad():
-        for number, parameter in enumerate(network.parameters()):
-            if parameter.dim() == 1:
-                parameter.add_(torch.linspace(-0.3, 0.4, len(parameter), dtype=torch.float64) + 0.01 * number)
+    network = moved(scheme, gate)
     state = network.state_dict()
     x = network.model.embed_tokens(TOKENS)
     positions = network.model.positions(x)
@@ -66,11 +59,8 @@ def test_a_rival_is_the_formula_of_its_paper(scheme: str, gate: str) -> None:
         parts = (("attn", lambda h, own=layer: own.self_attn(h, positions)), ("mlp", layer.mlp))
         for part, f in parts:
             x = sum_of(scheme, state, place, part, x, f)
-            if gate == "gpas":
-                alpha = state[f"model.layers.{place}.gate.alpha"]
-                x = x - torch.nn.functional.silu(alpha) * x
-    expected = rms(x, state["model.norm.weight"]) @ state["lm_head.weight"].T
-    torch.testing.assert_close(network(TOKENS), expected, rtol=1e-9, atol=1e-9)
+            x = gated(layer_of(state, place), x)
+    check(network, x)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from attempts import make_attempt, write_events
 from end_to_end import Toy
 from launching import FOUR_CORES, entry, key
+from programs import program
 from saving import save
 
 from gpas_cli import file_systems
@@ -39,11 +39,6 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.precision import Precision
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
 
 
 def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, device: str = "cpu") -> AttemptDir:
@@ -140,8 +135,7 @@ def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
     attempt(runs, entry(seed=5), "done", speed=1.0, device="cuda")
     found = made_plan(runs, cell).estimate
     assert found.core_hours == pytest.approx(tokens / 70 / 3600)
-    assert found.basis == ("1 of 1 jobs: the measured speed of that shape",)
-    assert found.gpu_hours == 0
+    assert (found.basis, found.gpu_hours) == (("1 of 1 jobs: the measured speed of that shape",), 0)
 
 
 def test_a_speed_measured_with_skipped_layers_is_that_of_all_layers(runs: Path) -> None:
@@ -164,8 +158,7 @@ def test_gpus_are_assumed_by_precision(runs: Path) -> None:
     two = ThisMachine(gpus=("0", "1"), cores=(0,))
     jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
     found = estimate(runs, jobs, two)
-    assert found.core_hours == 0
-    assert found.wall_hours == pytest.approx(found.gpu_hours * 2 / 3)
+    assert (found.core_hours, found.wall_hours) == (0, pytest.approx(found.gpu_hours * 2 / 3))
     assert "assumed 20 TFLOP/s per GPU" in found.basis[0]
 
 
@@ -268,8 +261,7 @@ def test_the_memory_of_each_gpu_is_that_of_the_largest_cell_of_a_size(runs: Path
     optim = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
     norms = [entry(size="350m", norm=norm, precision="bf16", optim=optim) for norm in ("pre", "sandwich")]
     cells = [replace(cell, resources=Resources(gpus=4)) for cell in norms]
-    made = made_plan(runs, *cells, machine=named_gpus("H100:4"))
-    (found,) = made.memory
+    (found,) = made_plan(runs, *cells, machine=named_gpus("H100:4")).memory
     alone = [made_plan(runs, cell, machine=named_gpus("H100:4")).memory[0].memory.total for cell in cells]
     assert (found.size, found.jobs, found.devices, found.memory.strategy) == ("350m", 2, 4, "ddp")
     assert found.memory.micro_batch == 128
@@ -311,12 +303,6 @@ def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
 
 
 SIZE = {"hidden": 128, "ffn": 352, "heads": 4, "layers": 2, "vocab": 4000}
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
 
 
 def added(project: Project, *cells: Any) -> Storage:
@@ -390,8 +376,7 @@ def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     head = "Disk quotas for user x (uid 1):\n Filesystem blocks quota limit"
     rows = f"{mount} 90* 80 100 6days 4 0 0\n/x 1 1 1"
-    (tmp_path / "quota").write_text(f"#!/bin/sh\ncat <<END\n{head}\n{rows}\nEND\nexit 1\n")
-    (tmp_path / "quota").chmod(0o755)
+    program(tmp_path / "quota", f"cat <<END\n{head}\n{rows}\nEND\nexit 1")
     assert file_systems.free(tmp_path / "absent/runs") == file_systems.Free(tmp_path, 10 * 1024, quota=True)
 
 
@@ -402,12 +387,9 @@ CPUS = (4, 5, 6, 7)
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install an nvidia-smi that lists three GPUs, one of them divided in two."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
     listing = "GPU 0: H (UUID: GPU-a)\n  MIG 1g (UUID: MIG-b)\n  MIG 1g (UUID: MIG-c)\nGPU 1: H\nGPU 2: H\n"
-    program.write_text(f"#!/bin/sh\ncat <<'.'\n{listing}.\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program(tmp_path / "nvidia-smi", f"cat <<'.'\n{listing}.")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("smi")
@@ -424,9 +406,7 @@ def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tup
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
+    program(tmp_path / "nvidia-smi", "exit 9")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine._visible_gpus({}) == ()
     assert machine._visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
@@ -477,12 +457,10 @@ def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
 
 
 def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "NVIDIA A100-SXM4-40GB, 40960"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "nvidia-smi", 'echo "NVIDIA A100-SXM4-40GB, 40960"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert ThisMachine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
     assert ThisMachine(gpus=("MIG-b",), cores=()).gpu_kind() is None
     assert CORES.gpu_kind() is None
-    program.write_text("#!/bin/sh\necho '[Unknown Error]'\n")
+    program(tmp_path / "nvidia-smi", "echo '[Unknown Error]'")
     assert ThisMachine(gpus=("0",), cores=()).gpu_kind() is None

@@ -29,6 +29,7 @@ from launching import (
     until,
     working,
 )
+from programs import program
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
@@ -70,8 +71,7 @@ def test_a_job_imports_the_package_of_its_snapshot_first(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", ":/elsewhere::mine:")
     environment = job_environment(Path("/code"), {"OMP_NUM_THREADS": "2"})
     assert environment["PYTHONPATH"].split(os.pathsep) == ["/code", "/elsewhere", str(Path.cwd() / "mine")]
-    assert environment["PYTHONSAFEPATH"] == "1"
-    assert environment["OMP_NUM_THREADS"] == "2"
+    assert (environment["PYTHONSAFEPATH"], environment["OMP_NUM_THREADS"]) == ("1", "2")
 
 
 def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:
@@ -166,7 +166,6 @@ def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Pro
     stranger = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
     with other_run(project, "wait:1"):
         status = until(working(project, cell))
-        assert status.directory is not None
         path = process_path(AttemptDir(status.directory))
         write_json(path, {**read_json(path), "pid": stranger.pid})
         (answer,) = cancel_now(project, cell)
@@ -217,11 +216,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(programs: Path, name: str, script: str = "") -> None:
-    (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-    (programs / name).chmod(0o755)
-
-
 def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = programs / "runs"
 
@@ -230,7 +224,7 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
         return type(scheduler), note
 
     assert chosen("auto") == (LocalScheduler, "")
-    install(programs, "sbatch")
+    program(programs / "sbatch")
     assert chosen("local") == (LocalScheduler, "")
     here, note = chosen("auto")
     assert (here, "no SLURM controller answers" in note) == (LocalScheduler, True)
@@ -238,7 +232,7 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
     assert chosen("auto") == (LocalScheduler, "")  # jobs have run here before, and nowhere else
     (runs / ".slurm").mkdir()
     assert chosen("auto") == (LocalScheduler, note)
-    install(programs, "scontrol", "echo 'Slurmctld(primary) at here is UP'")
+    program(programs / "scontrol", "echo 'Slurmctld(primary) at here is UP'")
     assert chosen("auto") == (SlurmScheduler, "")
     assert chosen("local") == (LocalScheduler, "")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -297,7 +291,6 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     start = ElementStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs
     first = start.create_attempt(job)
-    assert first is not None
     record_exit(first, None, 9)
     old_first, _ = attempts(OLD, KILLED)
     assert same_fields(first.attempt_path, old_first.attempt_path)

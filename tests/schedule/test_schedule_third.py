@@ -76,8 +76,7 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     until(lambda: states(face) == ["cancelled", "failed", "cancelled"])
     (face.folder / "go").touch()
     (face.folder / "acts.json").unlink()
-    said = face("retry", "--executor", "line", "--wait").out
-    assert "3 done" in said
+    assert "3 done" in face("retry", "--executor", "line", "--wait").out
     assert states(face) == ["done"] * 3
     assert "perplexity" in face("table", "toy").out
 

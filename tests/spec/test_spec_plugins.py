@@ -59,8 +59,7 @@ def body(text: str) -> str:
 
 def test_a_scheme_of_a_file_can_be_used_like_a_built_in_one() -> None:
     made = cell(gate="gpas")
-    assert made.model.norm.title == "Weighted"
-    assert made.model.init.preset == "normal"
+    assert (made.model.norm.title, made.model.init.preset) == ("Weighted", "normal")
     assert equation(made.model, 1) == "G(0.9 x + f(N(x)))"
     assert made.model.norm.origin.source == SOURCE
     assert cell_from(made.to_mapping(), catalogue()) == made
@@ -176,8 +175,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_an_installed_package_brings_a_scheme(installed: Path) -> None:
     made = cell_from({**RECIPE, "norm": "weighted"})
-    assert made.model.norm.origin.name == "stranger 1.2"
-    assert made.key == cell().key
+    assert (made.model.norm.origin.name, made.key) == ("stranger 1.2", cell().key)
     assert "weighted" not in SCHEMES
 
 

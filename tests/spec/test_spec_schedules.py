@@ -97,8 +97,7 @@ def test_a_decay_may_be_as_long_as_the_last_stage_of_the_depth(depth: dict[str, 
 def test_the_inverse_square_root_is_that_of_t5() -> None:
     assert rates(schedule="inverse-sqrt")[40] == 0.5
     found = rates(schedule="inverse-sqrt", timescale=25, warmup=0)
-    assert found[:26] == [1.0] * 26
-    assert found[99] == pytest.approx(5 / math.sqrt(99))
+    assert (found[:26], found[99]) == ([1.0] * 26, pytest.approx(5 / math.sqrt(99)))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,6 @@ def cadence(every: object) -> tuple[Cadence | None, list[str]]:
 def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
     assert _period_seconds(text) == seconds
     made, faults = cadence(text)
-    assert made is not None
     assert not faults
     assert not made.checkpoint_due(500, seconds - 1)
     assert made.checkpoint_due(501, seconds)
@@ -179,7 +177,6 @@ def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
 
 def test_a_number_counts_updates() -> None:
     made, _ = cadence(500)
-    assert made is not None
     assert made.checkpoint_due(1000, 0.0)
     assert not made.checkpoint_due(1001, 1e9)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, write_events
@@ -51,17 +52,9 @@ def end(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 def test_concurrent_processes_claim_disjoint_keys(runs: Path) -> None:
     rivals = [taker(runs, *KEYS) for _ in range(3)]
-    held = []
-    for rival in rivals:
-        assert rival.stdout is not None
-        held.append(rival.stdout.readline().split())
+    held = [rival.stdout.readline().split() for rival in rivals]
     for rival in rivals:
         end(rival)
     assert sorted(one for many in held for one in many) == sorted(KEYS)
@@ -69,7 +62,6 @@ def test_concurrent_processes_claim_disjoint_keys(runs: Path) -> None:
 
 def test_live_claims_are_kept_and_dead_ones_are_taken_over(runs: Path) -> None:
     rival = taker(runs, *KEYS[:2])
-    assert rival.stdout is not None
     assert len(rival.stdout.readline().split()) == 2
     with ClaimSet(runs) as claims:
         seen = claims.take(KEYS[:3])
@@ -119,9 +111,7 @@ def test_the_first_owner_does_not_release_a_claim_taken_over(runs: Path) -> None
         first.take(KEYS[:1])
         write_claim(runs, KEYS[0], second.submitter)
         first.release(KEYS[0])
-        found = read_claim(runs, KEYS[0])
-        assert found is not None
-        assert found.submitter == second.submitter.id
+        assert read_claim(runs, KEYS[0]).submitter == second.submitter.id
 
 
 def test_a_stage_that_cannot_be_claimed_does_not_affect_others(runs: Path) -> None:
@@ -159,9 +149,7 @@ def test_a_stage_starts_only_while_its_claim_is_held(runs: Path) -> None:
         with claims.confirmed(KEYS[1]) as mine:
             assert not mine
         assert not claims.held
-        found = read_claim(runs, KEYS[1])
-        assert found is not None
-        assert found.submitter == other.submitter.id
+        assert read_claim(runs, KEYS[1]).submitter == other.submitter.id
 
 
 def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +200,7 @@ def test_a_lock_held_for_too_long_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EINVAL, errno.EIO])
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(_fd: int, _operation: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     told = "runs/.lock" if number == errno.EIO else "runs/.lock: this file system has no file locks.*GPAS_RUNS_DIR"
     with pytest.raises(OSError if number == errno.EIO else GpasError, match=told):
         ClaimSet(tmp_path / "runs")
@@ -246,9 +231,7 @@ def test_a_job_that_has_ended_leaves_the_claim_of_its_retry(runs: Path) -> None:
 
 
 def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("gpas_cli.state.claims.write_record", full)
     with pytest.raises(OSError, match="No space left"):  # and the test's own check finds no open descriptor
         ClaimSet(tmp_path)

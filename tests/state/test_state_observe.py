@@ -22,7 +22,6 @@ from gpas_cli.state.attempt import alive_path, conclude, resumable
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import cell_statuses, observe, observe_all
 from gpas_cli.state.outputs import checkpoint_code, last_checkpoint, scoring_identity
-from gpas_cli.state.status import CellStatus
 from gpas_cli.state.status import _progress as read_progress
 from gpas_cli.store.journal import Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
@@ -53,11 +52,6 @@ def write_at(made: AttemptDir, seconds_ago: float, kind: str = "step", **fields:
     made.journal_path.write_bytes(encode(event))
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 @contextmanager
 def held(made: AttemptDir) -> Iterator[None]:
     """Hold the attempt's alive.lock, as its process does."""
@@ -73,9 +67,7 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     made = attempt(runs, step(3), ended(outcome, cause="because", metrics={"perplexity": 7.0}))
     seen = observe(runs, KEY)
     assert (seen.state, seen.outcome, seen.cause, seen.attempt) == (outcome, outcome, "because", 1)
-    assert seen.directory == made.path
-    assert seen.metrics == {"perplexity": 7.0}
-    assert seen.age is not None
+    assert (seen.directory, seen.metrics) == (made.path, {"perplexity": 7.0})
     assert seen.age < 60
 
 
@@ -137,8 +129,7 @@ def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
     ],
 )
 def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dict[str, Any], reason: str) -> None:
-    made = attempt(runs)
-    made.journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
+    attempt(runs).journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
     seen = observe(runs, KEY)
     assert seen.state == "unknown"
     assert reason in seen.evidence
@@ -212,8 +203,7 @@ def test_an_attempt_on_another_host_is_judged_by_its_last_event(runs: Path, sile
     alive_path(made).touch()  # unlocked as seen from this host, which proves nothing about the other
     write_at(made, silence)
     seen = observe(runs, KEY)
-    assert seen.state == state
-    assert seen.age == pytest.approx(silence, abs=5)
+    assert (seen.state, seen.age) == (state, pytest.approx(silence, abs=5))
     assert "elsewhere" in seen.evidence
 
 
@@ -266,7 +256,6 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     made.journal_path.write_bytes(b"".join(encode(event) for event in events))
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert progress.losses[:3] == (4, 3, 2)
     assert str(progress.loss) == "nan"
     assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
@@ -275,16 +264,13 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     )
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert (progress.eta, progress.counted) == (None, f"5/{progress.steps}, evaluating")
 
 
 @pytest.mark.parametrize("set_by", [-3 * 3600, 3 * 3600])
 def test_a_clock_that_is_set_during_a_run_leaves_the_time_left(set_by: float) -> None:
     events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)[1]}) for i in range(1, 11)]
-    progress = read_progress(events)
-    assert progress is not None
-    assert progress.eta == pytest.approx(90 * 10)
+    assert read_progress(events).eta == pytest.approx(90 * 10)
 
 
 def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
@@ -295,7 +281,6 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
         ("skipped", {"step": 15, "loss_scale": 512.0}),
     ]
     found = read_progress([Line({"t": float(i), "kind": kind, **fields}) for i, (kind, fields) in enumerate(events)])
-    assert found is not None
     assert (found.grad_norm, found.mfu, found.spikes, found.skipped) == (0.5, 0.41, 2, 1)
 
 
@@ -303,7 +288,6 @@ def test_progress_counts_from_the_last_start(runs: Path) -> None:
     made = attempt(runs, step(50), ("start", {"host": socket.gethostname()}), ("phase", {"name": "tokenising"}))
     with held(made):
         progress = observe(runs, KEY).progress
-    assert progress is not None
     assert (progress.phase, progress.step) == ("tokenising", None)
 
 
@@ -333,7 +317,6 @@ def test_later_stages_need_the_last_checkpoint_of_the_training(runs: Path) -> No
 def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
     attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
     seen = observe(runs, KEY)
-    assert seen.progress is not None
     assert (seen.progress.step, seen.progress.saved) == (40, 47)
     assert result(seen) == ": saved at update 47"
     attempt(runs, ("phase", {"name": "training"}), ended("interrupted"))
@@ -343,7 +326,6 @@ def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
 def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) -> None:
     cell = entry(importance={"eval_tokens": 100})
     (state,) = cell_statuses(runs, [cell])
-    assert isinstance(state, CellStatus)
     assert (state.stage, state.state, state.entry) == ("pretrain", "missing", cell)
     attempt(runs, ended("done"))
     (state,) = cell_statuses(runs, [cell])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dumps import dump
-from life import OTHER, Connect, Life, with_journal
+from life import KEY, OTHER, Connect, Life, with_journal
 from sqlalchemy import Engine, text
 
 from gpas_cli.errors import StoreError
@@ -283,8 +283,7 @@ def test_steps_and_evaluations_become_curves() -> None:
     evaluation = event("evaluation", step=4, **scores, tokens=64, loss_reference=1.4)
     changes = project_events([step, evaluation])
     assert set(changes.curves) == {*STEP_CURVES, *_EVALUATION_CURVES.values()}
-    assert changes.curves["loss"] == {3: 2.0}
-    assert changes.curves["eval_loss"] == {4: 1.5}
+    assert (changes.curves["loss"], changes.curves["eval_loss"]) == ({3: 2.0}, {4: 1.5})
     assert changes.columns == {"last_step": 4}
     assert changes.metrics is None
 
@@ -315,8 +314,7 @@ def test_later_events_win() -> None:
     changes = project_events(
         [event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)]
     )
-    assert changes.curves["loss"] == {1: 1.8, 2: 1.9}
-    assert changes.columns["last_step"] == 2
+    assert (changes.curves["loss"], changes.columns["last_step"]) == ({1: 1.8, 2: 1.9}, 2)
 
 
 def test_an_outcome_ends_an_attempt_until_its_next_start() -> None:
@@ -349,8 +347,7 @@ def test_unknown_kinds_are_ignored() -> None:
 )  # fmt: skip
 def test_a_malformed_event_is_counted_and_changes_nothing(bad: Line) -> None:
     changes = project_events([bad, event("step", step=5, loss=1.0)])
-    assert changes.damaged == 1
-    assert changes.columns == {"last_step": 5}
+    assert (changes.damaged, changes.columns) == (1, {"last_step": 5})
     assert (changes.curves, changes.layers, changes.metrics) == ({"loss": {5: 1.0}}, {}, None)
 
 
@@ -386,30 +383,24 @@ def test_a_malformed_score_is_counted(wrong: dict[str, object]) -> None:
     assert not changes.scores
 
 
-def scored(life: Life, *scores: dict[str, object], outcome: str = "", key: str = "0123456789abcdef") -> None:
-    """Make an attempt at a stage of two tasks that journals `scores`, and its outcome unless it is ""."""
-    cell = {"size": "60m", "downstream": {"tasks": ["piqa", "openbookqa"]}}
-    attempt = life.attempt(key, stage="downstream", cell=cell)
+def scored(life: Life, *scores: dict[str, object]) -> None:
+    """Make an attempt at a stage of two tasks that journals `scores` and is interrupted."""
+    attempt = life.attempt(stage="downstream", cell={"size": "60m", "downstream": {"tasks": ["piqa", "openbookqa"]}})
     with_journal(attempt, [("start", {"stage": "downstream"}), *(("score", {**SCORE, **score}) for score in scores)])
-    if outcome:
-        life.end(attempt, outcome)
+    life.end(attempt, "interrupted")
 
 
-def test_scores_of_a_stage_that_has_not_finished_are_a_partial_result(connect: Connect, url: str, life: Life) -> None:
-    scored(life, {}, outcome="interrupted")
+def test_scores_before_the_end_are_a_partial_result_of_all_attempts(connect: Connect, url: str, life: Life) -> None:
+    """The newest score of a task counts."""
     engine = connect(url, create=True)
-    sync(engine, life.runs)
-    (found,) = read_results(engine, ["0123456789abcdef"]).values()
-    assert found.outcome == PARTIAL
-    assert found.metrics == {"accuracy/piqa": 60.0}
-    assert found.stderr("accuracy/piqa") == pytest.approx(2.0)
 
+    def found() -> Any:
+        sync(engine, life.runs)
+        return read_results(engine, [KEY])[KEY]
 
-def test_attempts_are_joined_and_the_newest_score_of_a_task_counts(connect: Connect, url: str, life: Life) -> None:
-    scored(life, {"value": 0.1}, outcome="interrupted")
-    scored(life, {}, {"task": "openbookqa", "value": 0.2}, outcome="interrupted")
-    engine = connect(url, create=True)
-    sync(engine, life.runs)
-    (found,) = read_results(engine, ["0123456789abcdef"]).values()
-    assert found.metrics == pytest.approx({"accuracy/piqa": 60.0, "accuracy/openbookqa": 20, "accuracy/average": 40})
-    assert found.stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)
+    scored(life, {})
+    assert (found().outcome, found().metrics) == (PARTIAL, {"accuracy/piqa": 60.0})
+    assert found().stderr("accuracy/piqa") == pytest.approx(2.0)
+    scored(life, {"value": 0.1}, {"task": "openbookqa", "value": 0.2})
+    assert found().metrics == pytest.approx({"accuracy/piqa": 10, "accuracy/openbookqa": 20, "accuracy/average": 15})
+    assert found().stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)

@@ -15,9 +15,8 @@ from gpas_cli.events import Layers, Outcome, Score
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, layer_curves
 from gpas_cli.report.recorded import read_results
-from gpas_cli.store import maintenance, session
+from gpas_cli.store import session
 from gpas_cli.store.ingest import Ingested, sync
-from gpas_cli.store.peek import VERSION_TABLE
 from gpas_cli.store.schema import AttemptRow, MetricRow
 
 pytestmark = needs_server
@@ -43,7 +42,6 @@ def test_the_content_is_that_of_sqlite(connect: Connect, postgres_url: str, life
             select(MetricRow.value).join(AttemptRow).where(MetricRow.name == "loss", AttemptRow.outcome == "diverged")
         )
         assert connection.execute(text("SELECT value FROM metric WHERE value = 'Infinity'")).scalar() == math.inf
-    assert loss is not None
     assert math.isnan(loss)
 
 
@@ -72,16 +70,6 @@ def test_queries_give_the_same_in_the_same_order(
         return [repr(found), query.attempts(engine, attempt.key)[0]["metrics"].__repr__()]
 
     assert read(server) == read(file)
-
-
-def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Connect, postgres_url: str) -> None:
-    assert maintenance.upgrade(postgres_url) is None
-    with pytest.raises(StoreError, match="pg_dump"):
-        maintenance.backup(postgres_url)
-    with connect(postgres_url).begin() as connection:
-        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
-    with pytest.raises(StoreError, match=r"gpas db rebuild.* first name an empty database with GPAS_DB"):
-        session.connect(postgres_url)
 
 
 def test_a_missing_database_is_reported(postgres_server: Path) -> None:

@@ -275,14 +275,6 @@ def test_a_snapshot_without_git_has_no_commit(package: Path, monkeypatch: pytest
     assert git_facts(package) == {}
 
 
-def test_launching_imports_neither_torch_nor_the_database() -> None:
-    modules = "schedule.local schedule.scheduler plan.plan schedule.process store.refresh worker.job"
-    names = ", ".join(f"gpas_cli.{name}" for name in modules.split())
-    code = f"import sys, {names}; print(sorted({{'torch', 'sqlalchemy', 'numpy'}} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
 def test_a_version_has_the_extensions_that_are_used(tmp_path: Path, package: Path) -> None:
     for name in ("glue", "quantised"):
         (package / "extensions" / name).mkdir(parents=True)

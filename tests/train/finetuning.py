@@ -4,6 +4,7 @@
 folders, updates]; the first process writes NAME.json.
 """
 
+import itertools
 import json
 import random
 import sys
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from documents import WORDS, write_documents
 from recorder import stop_after
 from together import fork
 
@@ -41,15 +43,10 @@ CADENCE = Cadence(log_every=1, stats_every=4, eval_every=3, checkpoint_every=4)
 
 def write_texts(root: Path) -> None:
     """Write a corpus and records, in the same few words."""
-    chooser = random.Random(1)
-    words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
-
-    def text(length: int) -> str:
-        return " ".join(chooser.choice(words) for _ in range(length))
-
-    for number in range(60):
-        (root / f"{number:02d}.txt").write_text(text(200) + "\n")
-    several = [{"instruction": text(3), "input": "", "output": f" {text(3)}"} for _ in range(RECORDS + 10)]
+    write_documents(root, [200] * 60)
+    chooser = random.Random(2)
+    phrases = (" ".join(chooser.choices(WORDS, k=3)) for _ in itertools.count())
+    several = [{"instruction": next(phrases), "input": "", "output": f" {next(phrases)}"} for _ in range(RECORDS + 10)]
     (root / "records.json").write_text(json.dumps(several[:RECORDS]))
     (root / "held-out.jsonl").write_text("\n".join(map(json.dumps, several[RECORDS:])))
 

@@ -2,29 +2,31 @@
 
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 from gate_placements import two_layers
+from launching import entry
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Skipped, Spike, Step, silent
-from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.schedule import process
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.run import Monitoring, Resources
 from gpas_cli.train import assemble, optim, sinks
 from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.depth import LayerSelection, freeze_gates
@@ -167,7 +169,6 @@ def test_every_scheme(norm: str, on_meta: None) -> None:
     with Inexact() as seen:
         done = loop.update(observe=True)
     assert seen.found == []
-    assert done.layers is not None
     gradients = [p.grad for p in loop.network.parameters() if p.grad is not None]
     assert {t.device.type for t in (*gradients, done.loss, done.grad_norm, done.layers.numbers)} == {"meta"}
 
@@ -245,40 +246,17 @@ def subject(tmp_path: Path) -> Subject:
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """Return a stand-in for the library that records the arguments of its functions, and raises `fail` if set."""
-    recorded = types.SimpleNamespace(init={}, logged=[], finished=0, fail=None, answers=threading.Event())
-    recorded.answers.set()
-
-    class Run:
-        def log(self, numbers: dict[str, float], step: int) -> None:
-            if recorded.fail:
-                raise recorded.fail
-            recorded.logged.append((step, numbers))
-
-        def finish(self) -> None:
-            recorded.answers.wait()
-            recorded.finished += 1
-
-    def init(**fields: Any) -> Run:
-        if recorded.fail:
-            raise recorded.fail
-        recorded.init = fields
-        return Run()
-
-    module = types.ModuleType("wandb")
-    module.init = init
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return recorded
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Return a stand-in for the library."""
+    monkeypatch.setitem(sys.modules, "wandb", made := Mock())
+    return made
 
 
 def test_events_become_named_numbers() -> None:
-    step = scalars(Step(3, steps=9, loss=2.5, lr=0.1))
-    assert step == (3, {"train/loss": 2.5, "train/lr": 0.1})
+    assert scalars(Step(3, steps=9, loss=2.5, lr=0.1)) == (3, {"train/loss": 2.5, "train/lr": 0.1})
     layers = scalars(Layers(4, {"gate": [0.5, None, 0.25]}))
     assert layers == (4, {"layers/gate/01": 0.5, "layers/gate/03": 0.25})
-    spike = scalars(Spike(5, "loss", 9.0, usual=3.0))
-    assert spike == (5, {"spike/loss": 9.0})
+    assert scalars(Spike(5, "loss", 9.0, usual=3.0)) == (5, {"spike/loss": 9.0})
     assert scalars(Skipped(5, 512.0)) == (5, {"skipped/loss_scale": 512.0})
     assert scalars(Checkpoint(5, "x")) is None
 
@@ -288,76 +266,56 @@ def test_without_sinks_events_go_to_the_journal_directly(subject: Subject, tmp_p
         assert emit is silent
 
 
-def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: Mock) -> None:
     journal: list[Event] = []
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Phase(name="training", resumed_from=0))
         emit(Step(step=1, steps=2, loss=2.0))
         emit(Evaluation(step=2, loss=1.5, perplexity=float("inf")))
     assert [event.kind for event in journal] == ["phase", "step", "evaluation"]
-    assert wandb.logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.5})]
-    assert wandb.init["project"] == "norms"
-    assert wandb.init["id"] == "0123456789abcdef-002"
-    assert wandb.finished == 1
+    asked, run = wandb.init.call_args.kwargs, wandb.init.return_value
+    assert (asked["project"], asked["id"]) == ("norms", "0123456789abcdef-002")
+    assert run.log.call_args_list == [call({"train/loss": 2.0}, step=1), call({"eval/loss": 1.5}, step=2)]
+    run.finish.assert_called_once_with()
 
 
-def test_a_failing_sink_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
+def test_a_sink_that_fails_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: Mock) -> None:
     journal: list[Event] = []
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Step(step=1, steps=2, loss=2.0))
-        wandb.fail = ConnectionError("no route")
+        wandb.init.return_value.log.side_effect = ConnectionError("no route")
         emit(Step(step=2, steps=2, loss=2.0))
         emit(Step(step=3, steps=2, loss=2.0))
     assert [event.kind for event in journal] == ["step", "step", "warning", "step"]
     assert journal[2].message == ("Weights & Biases receives no further events: ConnectionError: no route")
-
-
-def test_a_sink_that_fails_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
-    journal: list[Event] = []
-    wandb.fail = RuntimeError("no key")
+    journal.clear()
+    wandb.init.side_effect = RuntimeError("no key")
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Step(step=1, steps=2, loss=2.0))
     assert [event.kind for event in journal] == ["warning", "step"]
 
 
 def test_a_sink_that_does_not_close_is_abandoned(
-    subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, tmp_path: Path, wandb: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks, "_CLOSE_SECONDS", 0.05)
-    journal: list[Event] = []
-    wandb.answers.clear()
+    journal, answers = list[Event](), threading.Event()
+    wandb.init.return_value.finish = answers.wait
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append):
         pass
-    wandb.answers.set()
+    answers.set()
     assert journal[0].message.endswith("TimeoutError: not closed within 0.05 s")
 
 
 def test_tensorboard_has_a_folder_by_cell(subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int | None) -> None:
-            self.folder = folder
-            self.purge_step = purge_step
-            self.scalars = []
-            self.closed = False
-            made.append(self)
-
-        def add_scalar(self, name: str, number: float, step: int) -> None:
-            self.scalars.append((name, number, step))
-
-        def close(self) -> None:
-            self.closed = True
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter
+    module = Mock()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     with opened(Monitoring(tensorboard="board"), subject, tmp_path, silent) as emit:
         emit(Phase(name="training", resumed_from=40))
         emit(Step(step=41, steps=50, loss=2.0))
-    (writer,) = made
-    assert writer.folder == str(tmp_path / "board/small/pre-s1-01234567")
-    assert (writer.purge_step, writer.scalars, writer.closed) == (41, [("train/loss", 2.0, 41)], True)
+    module.SummaryWriter.assert_called_once_with(str(tmp_path / "board/small/pre-s1-01234567"), purge_step=41)
+    module.SummaryWriter.return_value.add_scalar.assert_called_once_with("train/loss", 2.0, 41)
+    module.SummaryWriter.return_value.close.assert_called_once_with()
 
 
 def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Path) -> None:
@@ -376,21 +334,14 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
 
 def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "find_spec", lambda name: None)
-    size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 1, "vocab": 280}
-    optim = {"lr": 1e-3, "warmup": 1, "steps": 2, "batch": 2}
 
-    def job(name: str, watch: Monitoring) -> StageJob:
-        cell = cell_from({"size": size, "optim": optim, "data": "quickstart"})
-        return StageJob(
-            kind="pretrain", key=cell.key, parents=(), cell=cell, grid="g", name=name, axes={}, cadence=Cadence(),
-            watch=watch, resources=Resources(),
-        )  # fmt: skip
+    def jobs(watch: Monitoring) -> list[StageJob]:
+        return [*stage_jobs([replace(entry(seed=seed), watch=watch) for seed in (1, 2)]).values()]
 
-    require_libraries([job("a", Monitoring())])
-    both = Monitoring(tensorboard="x", wandb="y")
+    require_libraries(jobs(Monitoring()))
     with pytest.raises(GpasError) as caught:
-        require_libraries([job("a", both), job("b", both), job("c", Monitoring())])
+        require_libraries(jobs(Monitoring(tensorboard="x", wandb="y")))
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
-    assert "g/a and 1 more: watch.tensorboard asks for TensorBoard" in lines[0]
+    assert "g/done-1 and 1 more: watch.tensorboard asks for TensorBoard" in lines[0]
     assert "pip install 'gpas-cli[wandb]'" in lines[1]

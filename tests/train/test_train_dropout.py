@@ -169,8 +169,6 @@ def test_the_rate_is_the_one_asked_for_and_the_mean_stays(rate: float) -> None:
 
 
 def test_masks_of_other_layers_sites_updates_rows_and_seeds_are_others() -> None:
-    from gpas_cli.data.loader import Draw
-
     def keys(seed: int, update: int, row: int) -> Tensor:
         words = Draw.dropout(seed, update).words(row, 512) >> np.uint64(32)
         return torch.as_tensor(words.astype(np.uint32).view(np.int32))[None]
@@ -284,7 +282,6 @@ def logits(made: Llama, own: Batch) -> Tensor:
 
 def documents(own: Batch) -> list[slice]:
     """Return the places of each document in the flattened rows."""
-    assert own.starts is not None
     first = [*np.flatnonzero(own.starts).tolist(), own.starts.size]
     return [slice(*pair) for pair in itertools.pairwise(first)]
 
@@ -335,8 +332,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_documents_one_by_one() -> N
 def test_micro_batches_and_evaluations_give_the_same_loss() -> None:
     made = network({})
     whole, parts = (evaluate(made, [batch(0), batch(1)], FP32, 4.0, micro_batch=rows) for rows in (0, 3))
-    assert whole["loss"] == pytest.approx(parts["loss"], rel=1e-12)
-    assert whole["tokens"] == 2 * 4 * 12
+    assert (whole["loss"], whole["tokens"]) == (pytest.approx(parts["loss"], rel=1e-12), 2 * 4 * 12)
     joined = [Batch(b.inputs, b.targets) for b in (batch(0), batch(1))]
     assert evaluate(made, joined, FP32, 4.0)["loss"] != pytest.approx(whole["loss"], rel=1e-6)
 

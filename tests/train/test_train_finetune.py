@@ -137,7 +137,6 @@ def test_checkpoints_hold_the_state_of_layers_that_are_frozen(room: Path) -> Non
     names = tensors(room / "straight").keys()
     with_state = {int(name.split(".")[2]) for name in names if name.startswith("adam/exp_avg/model.layers.")}
     selection = LayerSelection.of(cell().parameters("finetune"), finetuning.LAYERS)
-    assert selection is not None
     assert with_state == {layer for step in range(UPDATES) for layer in selection.at(step)} > selection.at(UPDATES - 1)
 
 
@@ -298,7 +297,6 @@ def test_layers_are_drawn_again_every_interval_and_by_the_seed() -> None:
 def test_exactly_the_drawn_layers_and_what_always_trains_change_and_gates_never() -> None:
     training = loop()
     network = training.network
-    assert training.selection is not None
     gates = [gate.alpha.detach().clone() for gate in network.gates()]
     for step in range(12):
         before = layers_of(network)
@@ -322,7 +320,6 @@ def test_exactly_the_drawn_layers_and_what_always_trains_change_and_gates_never(
 @pytest.mark.parametrize("state", ["keep", "reset"])
 def test_adam_counts_the_updates_of_every_layer_and_keeps_its_moments_between_them(state: str) -> None:
     training = loop(lisa_state=state)
-    assert training.selection is not None
     expected = dict.fromkeys(range(LAYERS), 0)
     moments: dict[int, Tensor] = {}
     for step in range(15):

@@ -32,8 +32,7 @@ def network(dtype: torch.dtype = torch.float64, **model: object) -> Llama:
 
 def padded(hole: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of 12 tokens with LENGTHS targets each; with `hole`, one in the middle does not count."""
-    generator = np.random.default_rng(3)
-    inputs, targets = generator.integers(0, 50, (2, len(LENGTHS), 12))
+    inputs, targets = np.random.default_rng(3).integers(0, 50, (2, len(LENGTHS), 12))
     targets[np.arange(12) >= np.array(LENGTHS)[:, None]] = IGNORED
     if hole:
         targets[0, 4] = IGNORED
@@ -262,7 +261,6 @@ def by_autograd(given: torch.Tensor, z_loss: float) -> tuple[torch.Tensor, torch
     wide = given.double().requires_grad_()
     chosen = -F.cross_entropy(wide, TARGETS.clamp_min(0), reduction="none")
     (z_loss * wide.logsumexp(-1).square() - chosen).sum().backward()
-    assert wide.grad is not None
     return chosen.detach()[:, None], wide.grad
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -143,10 +144,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     [("none", 4, "not even one row"), ("fsdp", 1, "not even one row"), ("hsdp", 4, "4 rows at once do not fit")],
 )
 def test_a_network_too_large_is_an_end(strategy: str, rows: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(loop.Loop, "_accumulate", none)
+    monkeypatch.setattr(loop.Loop, "_accumulate", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     network = build(parse_model({"size": SIZE}))
     what = Loop(network, None, None, None, FP32, rows, layout=ParallelLayout(ALONE, strategy), warn=lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(GpasError, match=words) as refusal:
@@ -319,40 +317,36 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
 }
 
 
+def takes_as_predicted(
+    what: Cell, rows: int, at_most: float, *, sharded: bool = False, recompute: bool = False, logits: int = LOGITS
+) -> None:
+    """Compare an update's bytes with those predicted, which are at least 98 % of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "_CHUNK_LOGITS", logits)
+        found = measured(what, rows, sharded=sharded, recompute=recompute)
+    strategy = "fsdp" if sharded else "none"
+    expected = _update_bytes(what, rows, strategy=strategy, recompute=recompute, logits=logits)
+    assert 0.98 * found <= expected <= at_most * found
+
+
 @pytest.mark.parametrize("name", release_but(CASES, "bf16"))
-def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
+def test_an_update_takes_what_is_predicted(name: str) -> None:
     what, rows, recompute = CASES[name]
-    found = measured(what, rows, sharded=False, recompute=recompute)
-    expected = _update_bytes(what, rows, recompute=recompute, logits=LOGITS)
-    assert 0.98 * found <= expected <= 1.03 * found
+    takes_as_predicted(what, rows, 1.03, recompute=recompute)
 
 
 @pytest.mark.parametrize(
     ("precision", "recompute"), release_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False))
 )
-def test_a_sharded_update_takes_what_is_predicted(
-    precision: str, recompute: bool, mesh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
-    what = wide_cell(precision, gate="gpas")
-    found = measured(what, 64, sharded=True, recompute=recompute)
-    expected = _update_bytes(what, 64, strategy="fsdp", recompute=recompute, logits=LOGITS)
+def test_a_sharded_update_takes_what_is_predicted(precision: str, recompute: bool, mesh: None) -> None:
     # What is gathered counts for much in a network of two layers.
-    assert 0.98 * found <= expected <= 1.10 * found
+    takes_as_predicted(wide_cell(precision, gate="gpas"), 64, 1.10, sharded=True, recompute=recompute)
 
 
 @pytest.mark.release
 @pytest.mark.parametrize(("size", "sharded", "rows"), [("1b", False, 64), ("1b", True, 64), ("7b", True, 32)])
-def test_the_published_sizes_take_what_is_predicted(
-    size: str, sharded: bool, rows: int, mesh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chunk = 64 * LOGITS
-    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk)
-    what = wide_cell("bf16", size, gate="gpas")
-    found = measured(what, rows, sharded=sharded, recompute=False)
-    expected = _update_bytes(what, rows, strategy="fsdp" if sharded else "none", logits=chunk)
-    assert 0.98 * found <= expected <= 1.08 * found
+def test_the_published_sizes_take_what_is_predicted(size: str, sharded: bool, rows: int, mesh: None) -> None:
+    takes_as_predicted(wide_cell("bf16", size, gate="gpas"), rows, 1.08, sharded=sharded, logits=64 * LOGITS)
 
 
 @pytest.mark.parametrize("rows", [8, 512])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -396,10 +397,7 @@ def test_a_process_that_failed_sends_what_the_others_expect(sent: list[Tensor]) 
     network = chain()
     gradients = GradientSum(list(network.parameters()))
 
-    def fail(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    network[1].weight.register_hook(fail)
+    network[1].weight.register_hook(Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError), gradients.during_backward():
         network(torch.ones(2, 3)).sum().backward()
     assert len(sent) == 4

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,13 +82,12 @@ def test_torch_accepts_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_allocator_that_cannot_extend_segments_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*size: int, device: str) -> None:
-        raise RuntimeError("CUDA driver error: operation not supported\nmore")
-
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
-    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(
+        torch, "empty", Mock(side_effect=RuntimeError("CUDA driver error: operation not supported\nmore"))
+    )
     with pytest.warns(UserWarning, match="may become fragmented: CUDA driver error: operation not supported$"):
         use_expandable_segments()
     assert found == ["expandable_segments:True", "expandable_segments:False"]
@@ -288,9 +288,7 @@ def test_gradients_that_are_not_finite_without_a_scale_are_a_divergence() -> Non
     what.network.model.layers[1].mlp.up_proj.weight.register_hook(lambda gradient: gradient * torch.inf)
     events, observer = observed(what)
     observer.add(what.update())
-    found = observer.settle()
-    assert found is not None
-    assert found.parameter == "model.layers.1.mlp.up_proj.weight"
+    assert observer.settle().parameter == "model.layers.1.mlp.up_proj.weight"
     assert events == []
 
 

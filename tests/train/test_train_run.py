@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,8 +83,7 @@ def test_a_run_reports_every_event(straight: Straight) -> None:
     assert (outcome.outcome, outcome.step) == ("done", STEPS)
     steps = recorder.of("step")
     assert [event["step"] for event in steps] == [1, 4, 8, 12, 13]
-    assert steps[0]["lr"] == 0
-    assert steps[0]["loss"] == pytest.approx(math.log(280), rel=0.1)
+    assert (steps[0]["lr"], steps[0]["loss"]) == (0, pytest.approx(math.log(280), rel=0.1))
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
     layers = recorder.of("layers")[-1]["values"]
     lengths = {name: len(series) for name, series in layers.items()}
@@ -448,11 +448,8 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
 ) -> None:
     """Its result would have no weights, so that no later stage could run on it."""
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
+        patch.setattr(checkpoint, "_write", Mock(side_effect=OSError(28, "No space left on device")))
         outcome, recorder = go(paths, tmp_path / "1", cell())
     assert outcome.outcome == "interrupted"
     assert "No space left" in outcome.cause

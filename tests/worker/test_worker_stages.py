@@ -413,6 +413,4 @@ def test_the_progress_is_the_task_and_the_fraction_of_all_tasks(project: Project
     attempt = project.attempt()
     write_events(attempt, [Scoring("piqa", 2, 4, 50, 100)])
     seen = conclude(attempt)
-    assert seen.progress is not None
-    assert seen.progress.counted == "piqa (2 of 4) 50 %"
-    assert seen.fraction == pytest.approx(0.375)
+    assert (seen.progress.counted, seen.fraction) == ("piqa (2 of 4) 50 %", pytest.approx(0.375))

@@ -102,8 +102,7 @@ def test_a_second_run_starts_nothing(project: Project) -> None:
 def test_failed_cells_run_again_only_on_request(project: Project) -> None:
     cell = entry("fail", 1)
     run(project, cell)
-    again = run(project, cell)
-    assert again.failed[0].reason == "already failed in attempt 1: no luck"
+    assert run(project, cell).failed[0].reason == "already failed in attempt 1: no luck"
     run(project, cell, retry=["failed"])
     assert ran(project) == ["fail-1 1", "fail-1 2"]
     with pytest.raises(GpasError, match="cannot retry 'done'"):
@@ -157,10 +156,7 @@ def test_jobs_never_outnumber_slots(project: Project) -> None:
     most: list[int] = []
     waited: list[int] = []
 
-    class Count:
-        def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
-        def finished(self, job: StageJob, status: StageStatus) -> None: ...
-        def notice(self, message: str) -> None: ...
+    class Count(Notices):
         def tick(self, board: RunSnapshot) -> None:
             most.append(len(board.running))
             if board.starved and len(board.running) == 2:
@@ -289,43 +285,30 @@ GPUS = ThisMachine(gpus=("0", "1", "2"), cores=(0, 1, 2, 3))
 def test_cores_are_taken_once(tmp_path: Path) -> None:
     pool = Slots(tmp_path, CORES)
     one, two = pool.take(Resources()), pool.take(Resources(cpus=2))
-    assert one is not None
-    assert two is not None
     assert set(one.devices).isdisjoint(two.devices)
     assert (one.threads, two.threads) == (1, 2)
-    assert two.variables["OMP_NUM_THREADS"] == "2"
-    assert two.variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert (two.variables["OMP_NUM_THREADS"], two.variables["CUDA_VISIBLE_DEVICES"]) == ("2", "")
     assert Slots(tmp_path, CORES).take(Resources()) is None
     two.close()
-    again = pool.take(Resources(cpus=2))
-    assert again is not None
-    again.close()
+    pool.take(Resources(cpus=2)).close()
     one.close()
 
 
 def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
     pool = Slots(tmp_path, CORES)
     held = pool.take(Resources())
-    assert held is not None
     assert pool.take(Resources(cpus=3)) is None
-    rest = pool.take(Resources(cpus=2))
-    assert rest is not None
-    rest.close()
+    pool.take(Resources(cpus=2)).close()
     held.close()
-    every = pool.take(Resources(cpus=99))
-    assert every is not None  # capped at the number of cores
-    every.close()
+    pool.take(Resources(cpus=99)).close()
 
 
 def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
     narrow, wide = Slots(tmp_path, ThisMachine(("1",), (0,))), Slots(tmp_path, GPUS)
     first = narrow.take(Resources())
     second = wide.take(Resources(gpus=2, cpus=2))
-    assert first is not None
-    assert second is not None
     assert first.variables["CUDA_VISIBLE_DEVICES"] == "1"
-    assert second.variables["CUDA_VISIBLE_DEVICES"] == "0,2"
-    assert second.threads == 2
+    assert (second.variables["CUDA_VISIBLE_DEVICES"], second.threads) == ("0,2", 2)
     assert wide.take(Resources()) is None
     first.close()
     second.close()
@@ -373,7 +356,6 @@ def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> Non
 def test_no_measurement_beside_a_running_job(here: Project) -> None:
     cores = machine()
     lease = Slots(here.runs, cores).take(Resources(cpus=len(cores.cores)))
-    assert lease is not None
     with pytest.raises(GpasError, match="every slot of this machine is busy"):
         list(bench(here, chosen(here), 0.1))
     lease.close()

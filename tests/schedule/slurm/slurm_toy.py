@@ -75,6 +75,12 @@ class SlurmToy(Toy):
         """Wait until every cell is done; until then each must be shown as running or queued."""
         self.until(lambda states: set(states.values()) == {"done"}, timeout, ("queued", "running", "done"))
 
+    def finish_once(self, attempts: int = 0, texts: int = 0) -> None:
+        """Finish; check that nothing was done twice, and that there are so many attempts, 0 for any number."""
+        self.finish()
+        assert len(self.attempts()) == attempts or not attempts, self.said()
+        self.trained_once(texts)
+
     def until(
         self,
         condition: Callable[[dict[str, str]], bool],

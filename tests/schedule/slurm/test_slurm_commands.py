@@ -34,8 +34,7 @@ def test_hidden_jobs_of_another_user_are_not_submitted_again(site: Site, monkeyp
     cells = site.gpas("status", "small", "--json").json["cells"]
     assert {cell["state"] for cell in cells} == {"unknown"}
     assert "SLURM does not show you this job" in cells[0]["evidence"]
-    said = site.submit("--where", "gate=none").out
-    assert "0 jobs submitted" in said
+    assert "0 jobs submitted" in site.submit("--where", "gate=none").out
     assert len(site.programs.calls("sbatch")) == 2
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
+from programs import program
 from slurm_toy import SlurmToy, job_of, node_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
@@ -56,8 +57,7 @@ def test_states_stay_correct_and_age_while_the_controller_is_down(cluster: Clust
     wait(lambda: toy.states()["pre-gpas-s1"] == "done")
     cluster.up()
     cluster.run("scontrol", "update", "partitionname=low", "state=up")
-    toy.finish()
-    toy.trained_once()
+    toy.finish_once()
 
 
 @pytest.mark.release
@@ -95,24 +95,16 @@ def test_a_forgotten_running_job_is_run_again(cluster: Cluster, tmp_path: Path) 
         # A node that has not cleaned up the first job of that id refuses the second, or ends it with the first.
         wait(lambda: not cluster.steps(node))
     assert "1 job submitted" in toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     """F8: the controller hangs during sbatch, which fails although the array exists."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
-    hook = tmp_path / "bin"
-    hook.mkdir()
-    program = hook / "sbatch"
-    pid = cluster.alive("slurmctld")
-    real = shutil.which("sbatch")
-    program.write_text(
-        f'#!/bin/sh\nkill -STOP {pid}\n(sleep 5; kill -CONT {pid}) > /dev/null 2>&1 &\nexec timeout 3 {real} "$@"\n'
-    )
-    program.chmod(0o755)
-    environment = {**toy.environment(), "PATH": f"{hook}:{toy.environment()['PATH']}"}
+    pid, real = cluster.alive("slurmctld"), shutil.which("sbatch")
+    halting = f'kill -STOP {pid}\n(sleep 5; kill -CONT {pid}) > /dev/null 2>&1 &\nexec timeout 3 {real} "$@"'
+    wrapper = program(tmp_path / "bin/sbatch", halting)
+    environment = {**toy.environment(), "PATH": f"{tmp_path}/bin:{toy.environment()['PATH']}"}
     toy.environment = lambda: environment  # type: ignore[method-assign]
     try:
         said = toy.submit()
@@ -120,10 +112,8 @@ def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cl
         os.kill(pid, signal.SIGCONT)
     assert "found the array in the queue" in said
     assert "1 job submitted" in said
-    program.unlink()
-    toy.finish()
-    assert len(toy.attempts()) == 1
-    toy.trained_once()
+    wrapper.unlink()
+    toy.finish_once(1)
 
 
 def test_states_are_complete_without_accounting(accounted: Cluster, tmp_path: Path) -> None:
@@ -166,11 +156,9 @@ def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
     try:
-        said = toy.submit()
-        assert "not yet submitted" in said
+        assert "not yet submitted" in toy.submit()
         assert 1 <= len(toy.queue()) <= 3
-        waited = toy.submit("--wait", expect=0)
-        assert "8 done" in waited
+        assert "8 done" in toy.submit("--wait", expect=0)
     finally:
         accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
     toy.trained_once()
@@ -184,8 +172,7 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     toy.submit()
     accounted.run("scontrol", "update", f"jobid={job_of(toy).partition('_')[0]}", "jobname=other")
     accounted.run("scontrol", "update", "partitionname=low", "state=up")
-    said = toy.submit("--wait", expect=0)
-    assert "1 done" in said
+    assert "1 done" in toy.submit("--wait", expect=0)
     asked = [facts["resources"]["mem"] for facts in toy.facts()]
     assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
     assert "out of memory at 150M, now 2000M" in toy("why", "pre-gpas-s1").out
@@ -223,8 +210,7 @@ def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, 
     toy.until(lambda states: states["pre-gpas-s1"] == "failed", allowed=("queued", "running", "failed"))
     nodes = [fact["slurm"]["nodes"] for fact in toy.facts()]
     assert len(set(nodes)) == 2, nodes
-    cell = toy.status()["pre-gpas-s1"]
-    assert "asked for 1 GPU, but none is visible on" in cell["cause"]
+    assert "asked for 1 GPU, but none is visible on" in toy.status()["pre-gpas-s1"]["cause"]
     assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
     assert "is requeued, to run on another node than" in toy.said()
     toy("retry", "--executor", "slurm", "--yes")
@@ -253,9 +239,7 @@ def test_defaults_of_programs_are_ignored(cluster: Cluster, tmp_path: Path, monk
 
 def test_values_of_resources_are_in_no_file_that_other_users_can_read(cluster: Cluster, tmp_path: Path) -> None:
     secret = "S3CRETTOK"
-    wrapper = tmp_path / f"{secret}-python"
-    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    wrapper.chmod(0o755)
+    wrapper = program(tmp_path / f"{secret}-python", f'exec {sys.executable} "$@"')
     resources = f"environment: [A={secret}], setup: [export B=1, 'source {tmp_path}/{secret}'], python: {wrapper}"
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources=resources)
     before = os.umask(0o022)
@@ -330,8 +314,7 @@ def test_two_users_of_one_folder_submit_each_cell_once(private: Cluster, tmp_pat
     assert set(toy.states().values()) == {"queued"}  # the other user's cached answers affect only that user
     assert toy.queue() == before
     private.run("scontrol", "update", "partitionname=low", "state=up")
-    toy.finish()
-    toy.trained_once()
+    toy.finish_once()
 
 
 def test_a_waiting_cell_cancelled_with_scancel_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
@@ -350,5 +333,4 @@ def test_a_waiting_cell_cancelled_with_scancel_stays_cancelled(accounted: Cluste
     assert "0 jobs submitted" in toy.submit()
     accounted.run("scontrol", "update", "partitionname=low", "state=up")
     toy("retry", "--executor", "slurm", "--yes")
-    toy.finish()
-    toy.trained_once(texts=1)
+    toy.finish_once(texts=1)

@@ -121,9 +121,7 @@ def test_a_job_that_crashes_is_interrupted_and_resumes(cluster: Cluster, tmp_pat
     kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGSEGV)
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "1 job submitted" in toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_path: Path) -> None:
@@ -134,8 +132,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
     assert "0 jobs submitted" in toy.submit()
     assert toy.queue() == {}
     toy("retry", "--executor", "slurm", "--yes")
-    toy.finish()
-    toy.trained_once()
+    toy.finish_once()
 
 
 def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
@@ -159,8 +156,7 @@ def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_pa
     assert "0 jobs submitted" in toy.submit()
     toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
     toy("retry", "--executor", "slurm", "--yes")
-    toy.finish()
-    toy.trained_once()
+    toy.finish_once()
 
 
 @pytest.mark.release
@@ -190,6 +186,4 @@ def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cl
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "scontrol is not on the PATH; the next `gpas run` submits the remaining cells" in toy.said()
     assert "1 job submitted" in toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)

@@ -34,9 +34,7 @@ def test_an_orphan_on_a_node_presumed_dead_is_fenced(cluster: Cluster, tmp_path:
     assert json.loads((first / "exit.json").read_text())["superseded"] is True
     assert "attempt 2 has been started" in toy.said()
     cluster.up()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 @pytest.mark.release
@@ -65,9 +63,7 @@ def test_a_node_that_loses_power_costs_only_an_attempt(cluster: Cluster, tmp_pat
     toy = started(cluster, tmp_path / "toy")
     cluster.power_off(node_of(cluster))
     assert "0 jobs submitted, 1 already" in toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 def test_a_hanging_node_may_finish_a_job_that_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
@@ -100,9 +96,7 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Clu
     toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("queued", "running", "done"))
     assert toy.states()["pre-gpas-s2"] == "queued"
     cluster.run("scontrol", "update", f"nodename={nodes}", "state=resume")
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 # The names of this cluster's nodes do not resolve.
@@ -149,9 +143,7 @@ def test_a_failed_task_ends_the_others(cluster: Cluster, tmp_path: Path, victim:
     under_way = ("running", "interrupted", "queued")
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted" or len(toy.attempts()) == 2, allowed=under_way)
     toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
+    toy.finish_once(2)
 
 
 @pytest.mark.parametrize("rank", release_but([0, 1], 1))
@@ -237,24 +229,21 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["chattr", "-R", "-i", str(folder)], check=True)
 
 
-def complete(toy: SlurmToy) -> None:
-    """Check that one more `gpas run grid` completes the table, with nothing done twice."""
+def complete(toy: SlurmToy, attempts: int = 0) -> None:
+    """Check that one more `gpas run grid` completes the table, with nothing done twice, in so many attempts."""
     toy.submit()
-    toy.finish()
+    toy.finish_once(attempts)
     assert "GPAS" in toy("table", "--format", "markdown").out
-    toy.trained_once()
 
 
 @pytest.mark.release
 def test_a_folder_made_read_only_under_a_running_job_costs_only_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     toy = started(cluster, tmp_path / "toy")
     with read_only(toy.runs):
-        refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
-        assert "Traceback" not in refused.err
+        assert "Traceback" not in toy("run", "grid", "--executor", "slurm", "--yes", expect=2).err
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
-    complete(toy)
-    assert len(toy.attempts()) == 2
+    complete(toy, 2)
 
 
 @pytest.mark.release
@@ -267,8 +256,7 @@ def test_a_folder_made_read_only_before_a_job_starts_only_delays_it(cluster: Clu
         toy.until(lambda states: states["pre-gpas-s1"] == "missing", allowed=("queued", "running", "missing"))
     assert "log" in toy.status()["pre-gpas-s1"]["cause"]
     toy.edit(", sbatch: [--hold]", "")
-    complete(toy)
-    assert len(toy.attempts()) == 1
+    complete(toy, 1)
 
 
 def test_a_read_only_cell_folder_is_reported_and_the_job_runs_again(cluster: Cluster, tmp_path: Path) -> None:
@@ -296,8 +284,7 @@ def test_a_disk_that_fills_up_costs_only_an_attempt(cluster: Cluster, tmp_path: 
         refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
         assert "are free there" in refused.err
         assert "Traceback" not in refused.err
-    complete(toy)
-    assert len(toy.attempts()) == 2
+    complete(toy, 2)
     assert [event["resumed_from"] for event in toy.events() if "resumed_from" in event][1] > 0
 
 
@@ -339,8 +326,7 @@ def test_half_written_files_of_killed_processes_are_ignored(cluster: Cluster, tm
     (toy.runs / ".code/.new-0123456789abcdef").mkdir()
     (toy.runs / ".submitters/login-1-abcd.lock").touch()
     assert toy.states() == {"pre-gpas-s1": "interrupted"}
-    complete(toy)
-    assert len(toy.attempts()) == 2
+    complete(toy, 2)
     assert next(e["resumed_from"] for e in reversed(toy.events()) if "resumed_from" in e) in range(100, 998)
 
 
@@ -355,5 +341,4 @@ def test_removing_a_submission_folder_frees_its_cells(cluster: Cluster, tmp_path
     wait(lambda: toy.queue() == {})
     assert toy.states() == {"pre-gpas-s1": "missing"}
     toy.edit(", sbatch: [--hold]", "")
-    complete(toy)
-    assert len(toy.attempts()) == 1
+    complete(toy, 1)

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, submission_facts, write_events
@@ -51,7 +52,6 @@ def test_a_hundred_jobs_take_one_query(programs: Programs, tmp_path: Path, monke
     for jobs in (False, True):
         states = cell_statuses(runs, entries, jobs=jobs)
         assert [state.state for state in states] == ["queued"] * 100
-        assert states[-1].job is not None
         assert states[-1].job.id == "7_99"
     assert states[-1].job.in_line == "100th of 100 in low"
     assert len(programs.calls("squeue")) == 2  # one query per scan; only the second needs places in line
@@ -156,7 +156,6 @@ def test_a_cache_of_a_newer_version_is_read(runs: Path) -> None:
     job = {"id": "7_0", "state": "RUNNING", "odd": 1}
     queue._path(runs).write_text(json.dumps({"time": 1.0, "jobs": {NAME: {"0": job}}, "cluster": "a"}))
     found = queue._load(runs).find(NAME, 0)
-    assert found is not None
     assert (found.id, found.state) == ("7_0", "RUNNING")
 
 
@@ -226,10 +225,7 @@ def test_unknown_times_are_reported_as_unknown(findings_for: Found, monkeypatch:
     assert "no checkpoint measured yet" in limits.detail
     assert limits.status == "ok"
 
-    def refuse(*_: str) -> str:
-        raise SlurmError("scontrol: no", answered=True)
-
-    monkeypatch.setattr(client, "run", refuse)
+    monkeypatch.setattr(client, "run", Mock(side_effect=SlurmError("scontrol: no", answered=True)))
     assert findings_for(PreemptType="preempt/qos")[0].status == "note"
 
 

@@ -41,10 +41,8 @@ def names(toy: SlurmToy) -> dict[str, str]:
 
 def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
-    plan = toy("plan").out
-    assert "text/*.txt is tokenised first" in plan
-    preview = toy.submit("--dry-run")
-    assert "afterok:<job id of gpas-small-" in preview
+    assert "text/*.txt is tokenised first" in toy("plan").out
+    assert "afterok:<job id of gpas-small-" in toy.submit("--dry-run")
     assert not toy.runs.exists()
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(2)]
     assert [rival.wait(60) for rival in rivals] == [0, 0]
@@ -77,8 +75,7 @@ def test_lost_text_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
     shutil.rmtree(toy.folder / "cache")
     toy.edit("seed: [1]", "seed: [1, 2]")
     assert "tokenising text/*.txt comes first" in toy.submit()
-    toy.finish()
-    toy.trained_once(texts=2)
+    toy.finish_once(texts=2)
 
 
 @pytest.mark.long
@@ -107,8 +104,7 @@ def test_killed_submitters_leave_one_tokenisation_job(cluster: Cluster, tmp_path
         die_at(instant, toy, "--where", f"seed={seed}")
         assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
     toy.submit()
-    toy.finish(240)
-    toy.trained_once(texts=1)
+    toy.finish_once(texts=1)
 
 
 STAGES = """
@@ -273,8 +269,7 @@ def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion
     code, said = supervise(tmp_path, "killed", micro_batch=8)
     assert code == 0, said
     first, second = facts(tmp_path)
-    assert second["resources"]["micro_batch"] == 8
-    assert second["retry"]["of"] == 1
+    assert (second["resources"]["micro_batch"], second["retry"]["of"]) == (8, 1)
     assert second["retry"]["why"].startswith("killed by SIGKILL without a sign that memory ran out")
     assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["signal"] == 9
     assert "retry" not in first
@@ -311,8 +306,7 @@ def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs
     assert [call for call in programs.calls("scontrol") if "show" not in call] == [
         "requeue 7_0", "update JobId=7 ExcNodeList=n1,n9,n[5-6]",
     ]  # fmt: skip
-    seen = observe(tmp_path / "runs", KEY)
-    assert seen.attempt == 1
+    assert observe(tmp_path / "runs", KEY).attempt == 1
     assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["node"] == "n1"
 
 

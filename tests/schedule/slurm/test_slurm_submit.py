@@ -45,15 +45,12 @@ def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
     listed = row("@", ArrayJobID="31").rstrip("\n").replace("@".ljust(width := squeue._COLUMNS["Name"]), "")
     found = f"for word; do case $word in --name=*) printf '%-{width}s%s\\n' \"${{word#*=}}\" '{listed}';; esac; done"
     site.programs.script("squeue", f"cat $0.says; {found}")
-    said = site.submit().out
-    assert "as SLURM job 31:" in said
+    assert "as SLURM job 31:" in site.submit().out
     assert all(f"--name={name}" in " ".join(site.programs.calls("squeue")) for name in site.names())
 
 
 def test_a_refusal_shows_the_whole_message_and_the_arrays_submitted_before(site: Site) -> None:
-    site.gpas.edit(
-        "    title: Small\n", "    title: Small\n    resources: {partition: gpu, gpus: 2, time: '1:00:00'}\n"
-    )
+    declare(site, "partition: gpu, gpus: 2, time: '1:00:00'")
     reasons = "echo 'sbatch: error: lua: project X is over budget' >&2; echo 'sbatch: error: lua: ask hpc@uni' >&2"
     site.sbatch(f"[ $n = 1 ] && echo 7 && exit 0; {reasons}; echo 'sbatch: error: Batch job failed' >&2; exit 1")
     said = site.submit(expect=2).err
@@ -86,7 +83,7 @@ def test_user_defaults_do_not_override_the_script(site: Site, monkeypatch: pytes
 
 
 def test_options_of_a_profile_override_user_defaults(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.gpas.edit("    title: Small\n", "    title: Small\n    resources: {time: '1:00:00', mem: 1G}\n")
+    declare(site, "time: '1:00:00', mem: 1G")
     for name in ("SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU", "SBATCH_PARTITION"):
         monkeypatch.setenv(name, "1")
     site.submit()
@@ -97,11 +94,7 @@ CELL = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
 
 
 def declare(site: Site, resources: str) -> None:
-    text = (site.gpas.folder / "experiments.yaml").read_text()
-    line = (
-        f"    resources: {{{resources}}}\n    table: {{rows: [norm, gate], columns: size, against: {{gate: none}}}}\n"
-    )
-    site.gpas.declare(text.replace("    table: {rows: [norm, gate], columns: size, against: {gate: none}}\n", line, 1))
+    site.gpas.edit("    title: Small\n", f"    title: Small\n    resources: {{{resources}}}\n")
 
 
 def submitted(site: Site, *words: str) -> str:
@@ -209,7 +202,6 @@ def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
     words = ("--set", "resources.mem=64G", "--set", "resources.time=1:30:00", "--set", "resources.cpus=2")
     site.gpas("retry", "pre-s1", *words, "--executor", "slurm", "--yes")
     asked = element(site)["resources"]
-    assert isinstance(asked, dict)
     assert (asked["mem"], asked["time"], asked["cpus"]) == ("64G", "1:30:00", 2)
 
 
@@ -314,8 +306,7 @@ def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Pa
     toy.edit("mem: 1000M", "mem: 2000M")
     toy.submit()
     assert alone.start("run", "grid", "--executor", "local", "--yes").wait(TIMEOUT_SECONDS) == 0
-    toy.finish()
-    toy.trained_once()
+    toy.finish_once()
     assert {event["processes"] for event in toy.events() if event["kind"] == "start"} == {2}
     assert toy.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
@@ -326,9 +317,7 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
     rivals = [toy.start("run", "grid", "--executor", "slurm", "--yes") for _ in range(3)]
     assert [rival.wait(TIMEOUT_SECONDS) for rival in rivals] == [0, 0, 0]
     assert len(toy.queue()) <= 6
-    toy.finish()
-    assert len(toy.attempts()) == 6
-    toy.trained_once()
+    toy.finish_once(6)
 
 
 @pytest.mark.release
@@ -343,9 +332,7 @@ def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Clu
         die_at(instant, toy, "--where", f"seed={','.join(map(str, seeds))}")
         assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
     toy.submit()
-    toy.finish()
-    assert len(toy.attempts()) == len(INSTANTS) + 2, toy.said()
-    toy.trained_once()
+    toy.finish_once(len(INSTANTS) + 2)
 
 
 def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> None:

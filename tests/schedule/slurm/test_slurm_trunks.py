@@ -36,10 +36,8 @@ def test_branches_wait_for_their_trunk_and_survive_its_death_and_their_own(clust
     alone = lengths(cluster, tmp_path / "alone", resources="share: 'off'")
     alone("run", "grid", "--executor", "local", "--yes")
     toy = lengths(cluster, tmp_path / "toy")
-    plan = toy("plan").out
-    assert "which saves 400 of them" in plan
-    said = toy.submit()
-    assert "5 jobs submitted" in said
+    assert "which saves 400 of them" in toy("plan").out
+    assert "5 jobs submitted" in toy.submit()
     assert set(toy.states()) == set(LENGTHS)
     wait(toy.training)
     (pid,) = [event["pid"] for event in toy.events() if event["kind"] == "start"]
