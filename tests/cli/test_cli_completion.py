@@ -111,21 +111,21 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
 )
 def test_each_kind_of_name_is_offered(face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str) -> None:
     """Commands that are not imported yet, their options, and the names of what the project declares."""
-    key = face.entry("pre-s1").key[:6]
+    key = face.entry("pre-s1").key
+    found = completed(face, monkeypatch, *typed.replace("KEY", key[:6]).split())
+    assert offered.replace("KEY", key) in found if offered else not found
+
+
+def completed(face: Face, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """Return what bash is offered for the last of these words after `gpas`."""
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # or the program is "python -m pytest"
-    words = ["gpas", *typed.replace("KEY", key).split()]
     monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    found = face().out.split()
-    assert offered.replace("KEY", face.entry("pre-s1").key) in found if offered else not found
+    monkeypatch.setenv("COMP_WORDS", "\n".join(("gpas", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    return face().out.split()
 
 
 def test_labels_are_offered_without_running_a_plugin(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.edit("version: 1", "version: 1\nplugins: [mine.py]", 1)
     face.edit("norm: [pre, post]", "norm: [pre, mine]")
-    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
-    monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "gpas\nstatus\n--where\nnorm=m")
-    monkeypatch.setenv("COMP_CWORD", "3")
-    assert face().out.split() == ["norm=mine"]
+    assert completed(face, monkeypatch, "status", "--where", "norm=m") == ["norm=mine"]

@@ -27,17 +27,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)
     run(folder, "init", "here")
-    grids = (
-        "quickstart",
-        "quickstart-ablations",
-        "quickstart-lr",
-        "quickstart-importance",
-        "table2",
-        "table4-activation",
-        "table4-position",
-        "appendix-7b",
-    )
-    (folder / "here/experiments.yaml").write_text(excerpt(*grids))
+    quick = ("quickstart", "quickstart-ablations", "quickstart-lr", "quickstart-importance")
+    papers = ("table2", "table4-activation", "table4-position", "appendix-7b")
+    (folder / "here/experiments.yaml").write_text(excerpt(*quick, *papers))
     return folder
 
 
@@ -142,14 +134,14 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken.unlink()
     assert "unknown metric 'mea_importance'" in " ".join(checked.out.split())
     lines = done.err.strip().splitlines()
-    assert len(lines) >= 2
     assert all("broken.yaml:" in line for line in lines)
-    assert any("did you mean 'pre'?" in line for line in lines)
-    assert any("init.std: -1.0 is too small" in line for line in lines)
-    assert any("published.gpas: 'gpas' has no table 'table9'" in line for line in lines)
-    assert any(
-        "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?" in line for line in lines
-    )
+    for message in (
+        "did you mean 'pre'?",
+        "init.std: -1.0 is too small",
+        "published.gpas: 'gpas' has no table 'table9'",
+        "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?",
+    ):
+        assert any(message in line for line in lines)
 
 
 def test_the_experiments_file_may_be_named_after_the_command(project: Path) -> None:

@@ -78,7 +78,6 @@ def test_the_facts_that_an_export_needs(old: Face) -> None:
 
 def test_an_old_claim_is_read(old: Face) -> None:
     claim = read_claim(old.runs, KILLED)
-    assert claim is not None
     assert claim.scheduler == "slurm"
     assert (claim.submission, claim.index, str(claim)) == ("gpas-toy-0123456789ab", 0, "gpas-toy-0123456789ab [0]")
     shutil.rmtree(stage_dir(old.runs, KILLED) / "001")

@@ -1,7 +1,7 @@
 """`gpas why`: how each attempt ended and why it was made, and what a number of a table was computed from."""
 
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 
 import pytest
@@ -89,22 +89,9 @@ def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:
     check("why", said)
     pretrain, downstream = said["stages"]
     assert pretrain["scores"] == []
-    assert [(one["task"], one["metric"]) for one in downstream["scores"]] == [
-        ("indent", "acc"),
-        ("indent", "acc_norm"),
-        ("bracket", "acc"),
-        ("bracket", "acc_norm"),
-    ]
-    assert downstream["scores"][0] == {
-        "task": "indent",
-        "metric": "acc",
-        "value": 0.41,
-        "stderr": 0.0125,
-        "examples": 1200,
-        "shots": 0,
-        "task_version": "1",
-        "harness": "gpas_cli 0.1.0",
-    }
+    found = [(one["task"], one["metric"]) for one in downstream["scores"]]
+    assert found == [*product(("indent", "bracket"), ("acc", "acc_norm"))]
+    assert downstream["scores"][0].items() <= vars(score("indent", 0.41)).items()
     (line,) = (line for line in face("why", "scored/pre-gpas").out.splitlines() if line.startswith("  indent   acc  "))
     assert line.split() == ["indent", "acc", "41.00", "%", "1.25", "%", "1,200", "0", "1", "gpas_cli", "0.1.0"]
 
