@@ -83,32 +83,16 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("stat", "status"),
-        ("run gr", "grid"),
-        ("status --sta", "--state"),
-        ("status --state running,f", "running,failed"),
-        ("status --where norm=po", "norm=post"),
-        ("why KEY", "KEY"),
-        ("cancel sma", "small/pre-s1"),
-        ("explain optim.l", "optim.lr="),
-        ("run grid optim.l", "optim.lr="),
-        ("run sm", "small"),
-        ("run cl", "claims"),
-        ("figure sc", "scaling"),
-        ("figure sm", "small"),
-        ("figure --gro", "--growth"),
-        ("figure small --gro", "--growth"),
-        ("run grid --for-table raptr:", "raptr:7"),
-        ("table spike_no_more:", "spike_no_more:2"),
-        ("table --value perpl", "perplexity"),
-        ("figure paper gpas-3", "gpas-3a"),
-        ("figure --against gate=g", "gate=gpas"),
-        ("claims gate", "gate-lowers"),
-        ("plan --executor sl", "slurm"),
-        ("plan --gpu H10", "H100"),
-        ("plan no-such-name", ""),
+        ("stat", "status"), ("run gr", "grid"), ("status --sta", "--state"),
+        ("status --state running,f", "running,failed"), ("status --where norm=po", "norm=post"), ("why KEY", "KEY"),
+        ("cancel sma", "small/pre-s1"), ("explain optim.l", "optim.lr="), ("run grid optim.l", "optim.lr="),
+        ("run sm", "small"), ("run cl", "claims"), ("figure sc", "scaling"), ("figure sm", "small"),
+        ("figure --gro", "--growth"), ("figure small --gro", "--growth"), ("run grid --for-table raptr:", "raptr:7"),
+        ("table spike_no_more:", "spike_no_more:2"), ("table --value perpl", "perplexity"),
+        ("figure paper gpas-3", "gpas-3a"), ("figure --against gate=g", "gate=gpas"), ("claims gate", "gate-lowers"),
+        ("plan --executor sl", "slurm"), ("plan --gpu H10", "H100"), ("plan no-such-name", ""),
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_name_is_offered(face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str) -> None:
     """Commands that are not imported yet, their options, and the names of what the project declares."""
     key = face.entry("pre-s1").key

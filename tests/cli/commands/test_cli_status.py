@@ -58,20 +58,16 @@ def test_the_summary_fits_24_lines_with_each_name_whole(cells: Face, monkeypatch
     cells("status")
     lines = drawn.file.getvalue().splitlines()
     assert len(lines) < 14
-    assert [line.split()[0] for line in lines if line.startswith("small/")] == [
-        "small/post-s2",
-        "small/pre-gpas-s1",
-        "small/pre-gpas-s2",
-    ]
+    listed = [line.split()[0] for line in lines if line.startswith("small/")]
+    assert listed == ["small/post-s2", "small/pre-gpas-s1", "small/pre-gpas-s2"]
     assert any(line.startswith("and 3 more: 3 failed") for line in lines)
 
 
 def test_a_run_of_several_grids_is_listed_in_the_one_that_was_started(cells: Face) -> None:
     run = cells.recorded(cells.entry("pre-gpas-s1", "shares"), ("start", START), ("step", step(1)))
     with alive(run):
-        assert [line.split()[0] for line in cells("status").out.splitlines() if "gpas-s1" in line] == [
-            "shares/pre-gpas-s1"
-        ]
+        listed = [line.split()[0] for line in cells("status").out.splitlines() if "gpas-s1" in line]
+        assert listed == ["shares/pre-gpas-s1"]
         running = [line for line in cells("status", "--watch").out.splitlines() if "pre-gpas-s1" in line]
         assert len(running) == 1
         assert "shares/pre-gpas-s1" in running[0]
@@ -83,11 +79,8 @@ def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
     assert counted in cells("status", "--all").out
     assert any(counted in finding["detail"] for finding in cells("doctor", "--json").json["findings"])
     document = cells("status", "--json").json
-    assert document["total"] == {
-        "cells": 10,
-        "rows": 14,
-        "states": {"done": 2, "running": 1, "failed": 1, "missing": 6},
-    }
+    states = {"done": 2, "running": 1, "failed": 1, "missing": 6}
+    assert document["total"] == {"cells": 10, "rows": 14, "states": states}
     assert [(grid["grid"], grid["cells"]) for grid in document["grids"]] == [("small", 8), ("shares", 6)]
     assert {cell["grid"] for cell in document["cells"]} == {"small"}  # `shares` was not started
 
