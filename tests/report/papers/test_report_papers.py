@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from named_papers import NUMBERS, PACKS, SOURCES, load, published, tables, value_of
+from named_papers import NUMBERS, PACKS, TABLES, load, published, tables, value_of
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.packs import Pack, pack_named
@@ -17,7 +17,6 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.sheet import PLAIN
 
 DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
-EVERY_TABLE = {f"{source}: {name}": published(source, name) for source in SOURCES for name in tables(source)}
 # What every cell of the GPAS experiments is.
 LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
 UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
@@ -33,11 +32,11 @@ def test_a_cell_that_differs_in_any_label_of_the_row_gets_no_number(axis: str) -
 
 
 def test_every_row_says_which_network_and_text_it_is_of() -> None:
-    for name, table in EVERY_TABLE.items():
+    for table in TABLES:
         needed = {"family", "norm", "init", "data"} - set(load(table.source).get("unstated", ()))
         measured = {"text"} if table.metric == "perplexity" else set()
         for row in table.rows:
-            assert needed | measured <= {*row.labels, table.axis}, (name, row.labels)
+            assert needed | measured <= {*row.labels, table.axis}, (table.source, table.name, row.labels)
 
 
 def test_the_row_with_the_most_labels_is_used() -> None:
@@ -88,7 +87,6 @@ def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
         published("raptr", "table1_loss@bert-bas")
 
 
-REMARKED = [published(source, name) for source in SOURCES for name in tables(source)]
 GOLDEN_REMARKS = DIGEST.with_name("remarks.txt")
 
 
@@ -102,7 +100,7 @@ def cells(table: PublishedTable) -> list[PublishedCell]:
 
 
 def test_printed_differences_are_those_of_printed_numbers() -> None:
-    for cell in (cell for table in REMARKED for cell in cells(table) if cell.delta is not None):
+    for cell in (cell for table in TABLES for cell in cells(table) if cell.delta is not None):
         plain = "deepnorm" if cell.labels["norm"] == "deepnorm" else "normal"
         derived = cell.minus(cell.table.cell({**cell.labels, "gate": "none", "init": plain}))
         # Large differences are printed without decimals, and without rounding.
@@ -113,7 +111,7 @@ def test_remarks_stand_at_the_numbers_of_which_they_are_true() -> None:
     """Whoever adds one to the golden file has calculated it from its numbers, which stand before it."""
     found = [
         f"{table.source} {table.name}: {[cell.value for cell in cells(table) if remark in cell.remarks]}: {remark.text}"
-        for table in REMARKED
+        for table in TABLES
         for remark in table.remarks
     ]
     assert found == GOLDEN_REMARKS.read_text("utf-8").splitlines()
@@ -123,7 +121,7 @@ def test_remarks_stand_at_the_numbers_of_which_they_are_true() -> None:
 def test_only_perplexities_over_1000_are_of_runs_that_diverged() -> None:
     """And all of them are; in a table whose numbers are `null` where a run failed, the remark says how."""
     seen = 0
-    for table in REMARKED:
+    for table in TABLES:
         for cell in cells(table):
             value, said = cell.value, " ".join(remark.text for remark in cell.remarks)
             exploded = value is None and ("failed" in said or "exploded" in said)

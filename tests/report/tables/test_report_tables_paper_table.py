@@ -45,13 +45,8 @@ def declared() -> Declared:
 
 
 def grid(name: str, **table: Any) -> Grid:
-    return Grid(
-        name,
-        name,
-        MARK,
-        Node({}, MARK),
-        table=TableSpec(name, **{"published": by_paper(table.pop("published", {})), **table}),
-    )
+    own = TableSpec(name, **{"published": by_paper(table.pop("published", {})), **table})
+    return Grid(name, name, MARK, Node({}, MARK), table=own)
 
 
 def served_part(source: str, number: str, declared: Declared) -> tuple[Table, Serving]:
