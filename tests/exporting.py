@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,13 @@ class Room:
         return network, prepare_text(cell, self.folder / "cache", self.folder, lambda _: None).tokenizer
 
     def export(
-        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **options: Any
-    ) -> ExportReport:
+        self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), *, trained: Path | None = None,
+        tokenizer: str | None = None, notify: Callable[[str], object] = lambda _: None, **options: Any,
+    ) -> ExportReport:  # fmt: skip
+        """Export a checkpoint, by default a new one with gates at `alphas`."""
         return export(
-            cell, self.checkpoint(cell, alphas), ExportOptions(folder=self.folder / "out" / name, **options),
-            cache=self.folder / "cache", root=self.folder, tokenizer=None, notify=lambda _: None,
+            cell, trained or self.checkpoint(cell, alphas), ExportOptions(folder=self.folder / "out" / name, **options),
+            cache=self.folder / "cache", root=self.folder, tokenizer=tokenizer, notify=notify,
         )  # fmt: skip
 
     def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:

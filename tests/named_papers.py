@@ -48,3 +48,6 @@ def printed(source: str | Pack, number: str) -> tuple[Table, ...]:
 
 def by_paper(tables: Mapping[str, str]) -> dict[Pack, str]:
     return {PACKS[name]: table for name, table in tables.items()}
+
+
+TABLES = [published(source, name) for source in SOURCES for name in tables(source)]

@@ -83,49 +83,33 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("stat", "status"),
-        ("run gr", "grid"),
-        ("status --sta", "--state"),
-        ("status --state running,f", "running,failed"),
-        ("status --where norm=po", "norm=post"),
-        ("why KEY", "KEY"),
-        ("cancel sma", "small/pre-s1"),
-        ("explain optim.l", "optim.lr="),
-        ("run grid optim.l", "optim.lr="),
-        ("run sm", "small"),
-        ("run cl", "claims"),
-        ("figure sc", "scaling"),
-        ("figure sm", "small"),
-        ("figure --gro", "--growth"),
-        ("figure small --gro", "--growth"),
-        ("run grid --for-table raptr:", "raptr:7"),
-        ("table spike_no_more:", "spike_no_more:2"),
-        ("table --value perpl", "perplexity"),
-        ("figure paper gpas-3", "gpas-3a"),
-        ("figure --against gate=g", "gate=gpas"),
-        ("claims gate", "gate-lowers"),
-        ("plan --executor sl", "slurm"),
-        ("plan --gpu H10", "H100"),
-        ("plan no-such-name", ""),
+        ("stat", "status"), ("run gr", "grid"), ("status --sta", "--state"),
+        ("status --state running,f", "running,failed"), ("status --where norm=po", "norm=post"), ("why KEY", "KEY"),
+        ("cancel sma", "small/pre-s1"), ("explain optim.l", "optim.lr="), ("run grid optim.l", "optim.lr="),
+        ("run sm", "small"), ("run cl", "claims"), ("figure sc", "scaling"), ("figure sm", "small"),
+        ("figure --gro", "--growth"), ("figure small --gro", "--growth"), ("run grid --for-table raptr:", "raptr:7"),
+        ("table spike_no_more:", "spike_no_more:2"), ("table --value perpl", "perplexity"),
+        ("figure paper gpas-3", "gpas-3a"), ("figure --against gate=g", "gate=gpas"), ("claims gate", "gate-lowers"),
+        ("plan --executor sl", "slurm"), ("plan --gpu H10", "H100"), ("plan no-such-name", ""),
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_name_is_offered(face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str) -> None:
     """Commands that are not imported yet, their options, and the names of what the project declares."""
-    key = face.entry("pre-s1").key[:6]
+    key = face.entry("pre-s1").key
+    found = completed(face, monkeypatch, *typed.replace("KEY", key[:6]).split())
+    assert offered.replace("KEY", key) in found if offered else not found
+
+
+def completed(face: Face, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """Return what bash is offered for the last of these words after `gpas`."""
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # or the program is "python -m pytest"
-    words = ["gpas", *typed.replace("KEY", key).split()]
     monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    found = face().out.split()
-    assert offered.replace("KEY", face.entry("pre-s1").key) in found if offered else not found
+    monkeypatch.setenv("COMP_WORDS", "\n".join(("gpas", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    return face().out.split()
 
 
 def test_labels_are_offered_without_running_a_plugin(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.edit("version: 1", "version: 1\nplugins: [mine.py]", 1)
     face.edit("norm: [pre, post]", "norm: [pre, mine]")
-    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
-    monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "gpas\nstatus\n--where\nnorm=m")
-    monkeypatch.setenv("COMP_CWORD", "3")
-    assert face().out.split() == ["norm=mine"]
+    assert completed(face, monkeypatch, "status", "--where", "norm=m") == ["norm=mine"]

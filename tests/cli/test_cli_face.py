@@ -1,17 +1,29 @@
-"""The face without training: fast, without torch, one message for a mistake."""
+"""The face without training: fast, without torch, one message for a mistake; help texts, and the words of messages.
+
+The exit codes of the commands have one meaning each, the same for every command.
+"""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from face import Said
+from disks import full
+from face import EXPERIMENTS, Face, Said
 from face import gpas as run
-from shipped import excerpt
+from shipped import EXPERIMENTS as SHIPPED
+from shipped import cells_of, excerpt
+from typer.main import get_command
 
 from gpas_cli.__main__ import main
+from gpas_cli.cli.app import commands, make_app
+from gpas_cli.errors import Exit
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.report.checks import report_problems
 
 REPOSITORY = Path(__file__).parents[2]
 NO_TORCH = 'raise ImportError("torch is not installed here")\n'
@@ -27,17 +39,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)
     run(folder, "init", "here")
-    grids = (
-        "quickstart",
-        "quickstart-ablations",
-        "quickstart-lr",
-        "quickstart-importance",
-        "table2",
-        "table4-activation",
-        "table4-position",
-        "appendix-7b",
-    )
-    (folder / "here/experiments.yaml").write_text(excerpt(*grids))
+    quick = ("quickstart", "quickstart-ablations", "quickstart-lr", "quickstart-importance")
+    papers = ("table2", "table4-activation", "table4-position", "appendix-7b")
+    (folder / "here/experiments.yaml").write_text(excerpt(*quick, *papers))
     return folder
 
 
@@ -142,14 +146,14 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken.unlink()
     assert "unknown metric 'mea_importance'" in " ".join(checked.out.split())
     lines = done.err.strip().splitlines()
-    assert len(lines) >= 2
     assert all("broken.yaml:" in line for line in lines)
-    assert any("did you mean 'pre'?" in line for line in lines)
-    assert any("init.std: -1.0 is too small" in line for line in lines)
-    assert any("published.gpas: 'gpas' has no table 'table9'" in line for line in lines)
-    assert any(
-        "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?" in line for line in lines
-    )
+    for message in (
+        "did you mean 'pre'?",
+        "init.std: -1.0 is too small",
+        "published.gpas: 'gpas' has no table 'table9'",
+        "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?",
+    ):
+        assert any(message in line for line in lines)
 
 
 def test_the_experiments_file_may_be_named_after_the_command(project: Path) -> None:
@@ -185,3 +189,170 @@ def test_too_little_memory_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
         capsys.readouterr().err
         == "gpas: not enough memory for this command; `ulimit -v` shows the limit of this shell\n"
     )
+
+
+def test_commands_are_listed_under_headings(face: Face) -> None:
+    said = face("--help").out
+    places = [said.index(f"─ {heading} ─") for heading in ("Every day", "More to read", "Data and disks")]
+    assert places == sorted(places)
+    assert places[0] < said.index("│ retry") < places[1] < said.index("│ diff") < places[2] < said.index("│ doctor")
+
+
+def test_a_line_of_help_is_that_of_its_command() -> None:
+    """`gpas --help` imports no command, so the lines are written beside the names."""
+    lines = {name: one.about for name, one in commands().items()}
+    made = get_command(make_app()).commands
+    assert lines == {name: command.help.partition("\n\n")[0] for name, command in made.items()}
+
+
+def test_help_imports_no_command() -> None:
+    said = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "gpas_cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "gpas_cli.cli.app" in said.stderr
+    assert "gpas_cli.cli.commands" not in said.stderr
+
+
+def test_flags_have_no_type(face: Face) -> None:
+    lines = [line for line in face("run", "grid", "--help").out.splitlines() if "--yes" in line or "--dry-run" in line]
+    assert len(lines) == 2
+    assert not any("bool" in line for line in lines)
+
+
+def test_init_writes_the_quickstart_and_room_for_a_grid(face: Face) -> None:
+    assert "Next: cd 'sub dir/here', then gpas plan" in face("init", "sub dir/here").out
+    path = face.folder / "sub dir/here/experiments.yaml"
+    text = path.read_text()
+    assert len(text.splitlines()) <= 40
+    assert tuple(expand(load(path, check=report_problems))) == cells_of("quickstart")
+    path.write_text(text.replace("  # mine:", "  mine:").replace("\n  #   ", "\n    "))
+    assert len(expand(load(path, check=report_problems), ["mine"])) == 12
+
+
+def test_init_with_papers_writes_their_grids(face: Face) -> None:
+    assert "Next: gpas plan" in face("init", "--papers", "--force").out
+    assert load(face.folder / "experiments.yaml").grids.keys() == SHIPPED.grids.keys()
+
+
+def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
+    key = face.entry("pre-s1").key
+    assert "to select by key, give at least 4 digits" in face("why", key[:2], expect=2).err
+
+
+def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> None:
+    (small_disk / "experiments.yaml").write_text("grids: {}\n")
+    (small_disk / ".gitignore").write_bytes(b"caf\xe9\n")
+    with full(small_disk):
+        said = run(small_disk, "init", "--force", expect=2).err
+    assert f"{small_disk}/experiments.yaml: No space left on device" in said
+    assert (small_disk / "experiments.yaml").read_text() == "grids: {}\n"
+    run(small_disk, "init", "--force")
+    assert (small_disk / ".gitignore").read_bytes().startswith(b"caf\xe9\n/runs/\n")
+
+
+CHECKS = ("doctor", "db check", "data check")
+
+
+def test_a_check_without_findings_exits_with_0(face: Face) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    face("db", "sync")
+    for command in CHECKS:
+        face(*command.split(), expect=Exit.DONE)
+
+
+def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    face.ended("pre-s1", "done", 4.5)
+    face("db", "sync")
+    made = face.ended("pre-s2", "done", 4.5)  # which the database does not have yet
+    assert "agrees" in face("db", "check").out  # it reads what jobs have added first
+    shutil.rmtree(made.path)
+    assert made.key in face("db", "check", expect=Exit.FAILED).out
+    monkeypatch.setenv("GPAS_DB", str(face.folder / "experiments.yaml"))
+    assert "problem" in face("doctor", expect=Exit.FAILED).out
+    said = face("db", "check", expect=Exit.FAILED)
+    assert (said.err, said.out.count("is not an SQLite database")) == ("", 1)
+    monkeypatch.setenv("GPAS_DB", "foo://x")
+    assert face("db", "check", expect=Exit.USAGE).err.count("\n") == 1
+
+
+def test_the_meanings_are_in_the_help(face: Face) -> None:
+    said = " ".join(face("--help").out.split())
+    for code in Exit:
+        assert f"{int(code)} {code.meaning.split(':')[0]}" in said
+
+
+def test_doctor_works_outside_a_project(face: Face) -> None:
+    (face.folder / "experiments.yaml").unlink()
+    findings = {finding["what"]: finding for finding in face("doctor", "--json").json["findings"]}
+    assert findings["experiments"]["status"] == "note"
+    assert "gpas init" in findings["experiments"]["remedy"]
+    assert not (face.folder / "runs").exists()
+
+
+def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
+    assert "nowhere.yaml does not exist" in face("-c", "nowhere.yaml", "doctor", expect=Exit.USAGE).err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("run", "grid", "--dry-run"), ("run", "grid")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (("seed: [1, 2]", "seed: [1, 2]"), Exit.DONE),
+        (("batch: 2}}\n    axes:", "batch: 4000}}\n    resources: {gpus: 4000}\n    axes:"), Exit.USAGE),
+        (('path: "text/*.txt"', 'path: "nowhere/*.txt"'), Exit.USAGE),
+        (("data: notes, optim", "data: notes, finetune: {data: nowhere.json}, optim"), Exit.USAGE),
+    ],
+    ids=["possible", "no such GPUs", "no such text", "no such records"],
+)
+def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
+    face.declare(EXPERIMENTS.replace(*change, 1))
+    ends = Exit.DONE if command == ("plan",) else code  # a plan that was printed is a success
+    said = face(*command, "small", "--where", "seed=1", "--executor", "local", expect=ends)
+    if code is Exit.USAGE:
+        assert not list(face.runs.glob("??/*/001"))
+        assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
+
+
+def test_anchors_are_declared_under_a_key_of_ones_own(face: Face) -> None:
+    face.declare(EXPERIMENTS + "\nx-common: &common {norm: pre}\n")
+    face("plan")
+    face.declare(EXPERIMENTS + "\ny-common: {norm: pre}\n")
+    assert "unknown key 'y-common'" in face("plan", expect=2).err
+
+
+@pytest.mark.parametrize("command", ["plan", "status --json", "init", "data status"])
+def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    words = f"cd gone && rmdir ../gone && {sys.executable} -m gpas_cli {command}"
+    done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "gpas: the working directory was deleted; change to another\n")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(
+    "command", ["status", "--help", "table gpas:2 --published-only --format markdown", "plan none"]
+)
+def test_output_that_is_closed_or_lacks_characters_is_no_traceback(face: Face, command: str, closed: str) -> None:
+    """As of daemons and cron, and of the C locale where Python does not take UTF-8 instead."""
+    words = f"{sys.executable} -m gpas_cli {command}"
+    usual = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, text=True, timeout=300)
+    closing = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
+    done = subprocess.run(f"{words} {closing}", shell=True, cwd=face.folder, capture_output=True, timeout=300)
+    assert done.returncode == usual.returncode
+    assert not done.stderr or usual.returncode != 0
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run(words, shell=True, cwd=face.folder, capture_output=True, env=environment, timeout=300)
+    assert (plain.returncode, b"Traceback" in plain.stderr) == (usual.returncode, False)
+    assert (plain.stdout + plain.stderr).isascii()
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "--help", "table gpas:2 --format csv"])
+def test_a_closed_pipe_ends_a_command_without_a_message(face: Face, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does after its lines
+    words = [sys.executable, "-m", "gpas_cli", *command.split()]
+    try:
+        done = subprocess.run(words, cwd=face.folder, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

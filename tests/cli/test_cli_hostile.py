@@ -40,32 +40,20 @@ class Odd(Scheme):
 SCHEMES = {"odd": Odd}
 """
 COMMANDS = (
-    ("plan",),
-    ("plan", "--cells"),
-    ("plan", "x", "--json"),
-    ("run", "grid", "--dry-run"),
-    ("status",),
-    ("status", "--watch"),
-    ("table",),
-    ("table", "--format", "markdown"),
-    ("table", "--format", "latex"),
-    ("table", "--format", "csv"),
-    ("why", "--", "x/pre-s1"),
-    ("explain", "x/pre-s1"),
-    ("logs", "x/pre-s1"),
-    ("doctor",),
+    *("plan", "plan --cells", "plan x --json", "run grid --dry-run", "status", "status --watch", "table"),
+    *("table --format markdown", "table --format latex", "table --format csv"),
+    *("why -- x/pre-s1", "explain x/pre-s1", "logs x/pre-s1", "doctor"),
 )
-
 # What some of them must say in full.
 SAID = {
-    ("plan",): ("x/pre-s2", "[/why]"),
-    ("plan", "--cells"): ("x/pre-s1", "[/why]"),
-    ("status",): ("[/cause]\\x1b[2J [red]"),
-    ("table",): ("[bold]t [/] :boom: $x$ \\", "+ [/red]", "[/odd] \\x1b[31m\\u202e norm"),
-    ("table", "--format", "markdown"): ("\\[/odd] \\\\x1b\\[31m\\\\u202e norm",),
-    ("table", "--format", "csv"): ("[/red]", "_[link=file:///etc]"),
-    ("table", "--format", "latex"): ("{[}/red{]}", r"\$\textbackslash{}frac\_:boom:"),
-    ("why", "--", "x/pre-s1"): ("x/pre-s1", "[/host]\\x1b[31m"),
+    "plan": ("x/pre-s2", "[/why]"),
+    "plan --cells": ("x/pre-s1", "[/why]"),
+    "status": ("[/cause]\\x1b[2J [red]",),
+    "table": ("[bold]t [/] :boom: $x$ \\", "+ [/red]", "[/odd] \\x1b[31m\\u202e norm"),
+    "table --format markdown": ("\\[/odd] \\\\x1b\\[31m\\\\u202e norm",),
+    "table --format csv": ("[/red]", "_[link=file:///etc]"),
+    "table --format latex": ("{[}/red{]}", r"\$\textbackslash{}frac\_:boom:"),
+    "why -- x/pre-s1": ("x/pre-s1", "[/host]\\x1b[31m"),
 }
 
 
@@ -82,14 +70,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Face:
     return made
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_hostile_names_are_printed_as_they_are(project: Face, words: tuple[str, ...]) -> None:
-    done = project(*words, expect=None if words == ("doctor",) else 0)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hostile_names_are_printed_as_they_are(project: Face, command: str) -> None:
+    done = project(*command.split(), expect=None if command == "doctor" else 0)
     assert done.code in (0, 2)
     text = done.out + done.err
     assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"}
     assert "💥" not in text
-    for piece in SAID.get(words, ()):
+    for piece in SAID.get(command, ()):
         assert piece in text
 
 

@@ -27,14 +27,11 @@ def old(face: Face, monkeypatch: pytest.MonkeyPatch) -> Face:
     return face
 
 
-def test_status_and_table(old: Face) -> None:
+def test_status_plan_and_table(old: Face) -> None:
     cells = {cell["name"]: cell for cell in old("status", "--json").json["cells"]}
-    assert {name: cell["state"] for name, cell in cells.items()} == {
-        "s1": "done",
-        "gpas-s1": "done",
-        "s2": "queued",
-        "gpas-s2": "cancelled",
-    }
+    found = {name: cell["state"] for name, cell in cells.items()}
+    assert found == {"s1": "done", "gpas-s1": "done", "s2": "queued", "gpas-s2": "cancelled"}
+    assert "2 done" in old("plan", "toy").out
     assert cells["s2"]["evidence"].startswith("submitted as gpas-toy-0123456789ab")
     assert "263.27" in old("table", "toy").out
 
@@ -65,10 +62,6 @@ def test_logs(old: Face) -> None:
     assert "warning: a shard is passed over" in out
 
 
-def test_a_plan_resumes_nothing_and_uses_the_measured_speed(old: Face) -> None:
-    assert "2 done" in old("plan", "toy").out
-
-
 def test_the_facts_that_an_export_needs(old: Face) -> None:
     checkpoint = attempts(old.runs, DONE)[0].checkpoints / "step-00000012"
     checkpoint.mkdir(parents=True)
@@ -78,7 +71,6 @@ def test_the_facts_that_an_export_needs(old: Face) -> None:
 
 def test_an_old_claim_is_read(old: Face) -> None:
     claim = read_claim(old.runs, KILLED)
-    assert claim is not None
     assert claim.scheduler == "slurm"
     assert (claim.submission, claim.index, str(claim)) == ("gpas-toy-0123456789ab", 0, "gpas-toy-0123456789ab [0]")
     shutil.rmtree(stage_dir(old.runs, KILLED) / "001")

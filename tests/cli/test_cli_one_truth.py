@@ -1,11 +1,24 @@
-"""Run directories, `gpas status` and `gpas table` say the same, whatever happens to a directory after it was read."""
+"""Run directories, `gpas status` and `gpas table` say the same, whatever happens to a directory after it was read.
 
+Without the folder of runs, as on a file system that is not mounted, commands say so, and nothing runs anew.
+With damaged or forged files, no command crashes, whatever numbers they hold.
+"""
+
+import json
 import os
 import shutil
+import socket
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
-from face import FOUR, Face, tiny
+from face import FOUR, TRAINED, Face, tiny
+
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.store.rundir import AttemptDir
 
 
 @pytest.fixture
@@ -82,3 +95,81 @@ def test_special_files_do_not_block_commands(project: Face) -> None:
     assert states(project)[cell.name] == "unknown"
     assert f"{attempt.journal_path}: not a regular file" in project("db", "sync").out
     assert "`gpas db sync` ingests it or prints why not" in project("db", "check", expect=4).out
+
+
+REMARK = "the database knows 1 stage whose run directories are not in"
+
+
+@pytest.fixture
+def done(face: Face) -> Face:
+    face.ended("pre-s1", "done", 12.0)
+    face("db", "sync")
+    return face
+
+
+@pytest.mark.parametrize("command", ["table", "status", "status small", "plan", "run grid --dry-run"])
+def test_a_missing_folder_of_runs_is_remarked(done: Face, command: str) -> None:
+    assert REMARK not in done(*command.split()).err
+    shutil.move(done.runs, done.folder / "unmounted")
+    assert REMARK in done(*command.split()).err
+
+
+def test_nothing_is_trained_again_without_the_folder(done: Face) -> None:
+    shutil.move(done.runs, done.folder / "unmounted")
+    said = done("run", "grid", "--yes", expect=2)
+    assert "to train these cells again anyway, move the database away" in said.err
+    assert not done.runs.exists()
+
+
+def test_a_table_remarks_one_folder_that_is_gone(done: Face) -> None:
+    gone = done.ended("pre-s2", "done", 13.0)
+    done("db", "sync")
+    shutil.rmtree(gone.path.parent)
+    assert REMARK in done("table").err
+
+
+def test_a_forgotten_result_is_not_remarked(done: Face) -> None:
+    done("forget", "pre-s1", "--why", "a trial", "--yes")
+    assert REMARK not in done("table").err
+
+
+VALUES = ("Infinity", "-1", "1" + "0" * 400, "{}", r'"\u0000"')
+FILES: dict[str, dict[str, Any]] = {
+    "process.json": {"host": socket.gethostname(), "pid": 1, "token": "boot/1"},
+    "exit.json": {"code": 1, "signal": None, "t": 1.0},
+    "attempt.json": {},
+    "cancel.json": {"t": 1, "signalled": False},
+    "../claim.json": {"submitter": "a-1-b", "host": "h", "pid": 1, "time": 1.0, "submission": "x", "after": ["x"]},
+}
+COMMANDS = ("status", "status --watch", "plan", "cancel pre-s1")
+
+
+def broken(path: Path) -> Iterator[None]:
+    """Put one of VALUES in place of each field of the JSON in `path` in turn; the next field gets the next value."""
+    whole = path.read_text()
+    fields = {name: json.dumps(field) for name, field in json.loads(whole).items()}
+    for name, value in zip(fields, cycle(VALUES), strict=False):
+        path.write_text("{" + ", ".join(f'"{n}": {value if n == name else f}' for n, f in fields.items()) + "}")
+        yield
+    path.write_text(whole)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_an_impossible_number_stops_no_command(face: Face, file: str) -> None:
+    attempt = face.attempt("pre-s1", *TRAINED[:4])
+    path = attempt.path / file
+    if FILES[file]:
+        path.write_text(json.dumps(FILES[file]))
+    alive_path(attempt).touch()
+    running = file == "process.json"
+    with locks.locked(alive_path(attempt) if running else attempt.path / "other.lock"):
+        for _ in broken(path):
+            for command in COMMANDS:
+                said = face(*command.split(), expect=None)
+                assert said.code in (0, 2, 3), (path.read_text(), command, said.err)
+            forget_requests(attempt, but=path)
+
+
+def forget_requests(attempt: AttemptDir, but: Path) -> None:
+    for path in {attempt.path / "cancel.json", attempt.path.parent / "cancel.json"} - {but}:
+        path.unlink(missing_ok=True)

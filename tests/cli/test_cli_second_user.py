@@ -8,12 +8,6 @@ from face import FOUR, Face, tiny
 from users import drop_privileges
 
 
-def run(project: Face, *words: str) -> str:
-    """Return the output of a command, with the permissions of the test."""
-    done = project(*words)
-    return done.out + done.err
-
-
 def files(project: Face) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_uid, path.stat().st_mode) for path in project.folder.iterdir()}
 
@@ -28,21 +22,18 @@ def become_a_colleague(project: Face) -> None:
 def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared: bool) -> None:
     project = Face(unprivileged / "project", tiny(FOUR))
     project.train_all()
-    assert "103" in run(project, "table", "--format", "markdown")
-    before = run(project, "table", "--format", "markdown"), run(project, "status"), run(project, "why", "gpas-s1")
+    words = (("table", "--format", "markdown"), ("why", "gpas-s1"))
+    before = [project(*one).out.replace("\n", "") for one in words]
+    assert "103" in before[0]
     become_a_colleague(project)
     if shared:
         os.seteuid(os.getuid())
         project.folder.chmod(0o777)
         drop_privileges()
     found = files(project)
-    table, status, why = (
-        run(project, *words) for words in (("table", "--format", "markdown"), ("status",), ("why", "gpas-s1"))
-    )
+    assert [project(*one).out.replace("\n", "") for one in words] == before
+    assert "4 done" in project("status").out
     assert files(project) == found
-    assert table == before[0]
-    assert "4 done" in status
-    assert why.replace("\n", "") == before[2].replace("\n", "")
 
 
 def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -> None:
@@ -50,20 +41,20 @@ def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -
     cells = project.cells()
     for i, cell in enumerate(cells[:3]):
         project.trained(cell, 101.0 + i)
-    run(project, "db", "sync")
+    project("db", "sync")
     project.trained(cells[3], 104.0)
     become_a_colleague(project)
-    said = run(project, "table", "--format", "markdown")
-    assert "you cannot write to it" in said
-    assert "103" in said
-    assert "1 unsynced" in said
+    done = project("table", "--format", "markdown")
+    assert "you cannot write to it" in done.out + done.err
+    assert "103" in done.out
+    assert "1 unsynced" in done.out
 
 
 def test_without_a_database_a_second_user_reads_the_run_directories(unprivileged: Path) -> None:
     project = Face(unprivileged / "project", tiny(FOUR))
     project.train_all()
-    run(project, "status")
+    project("status")
     become_a_colleague(project)
     found = files(project)
-    assert "103" in run(project, "table", "--format", "markdown")
+    assert "103" in project("table", "--format", "markdown").out
     assert files(project) == found

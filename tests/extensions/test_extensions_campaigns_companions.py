@@ -15,8 +15,10 @@ from gpas_cli.grid.load import load
 BASE = "    base: {size: quickstart, data: quickstart}\n"
 GRIDS = f"""\
   varied:
+    title: Two schemes
 {BASE}    axes: {{norm: [pre, post], gate: [none, gpas], seed: [1, 2]}}
     override: [{{where: {{norm: post}}, set: {{optim.lr: 1e-4}}, why: Post-LN diverges}}]
+    table: {{rows: [norm, gate]}}
   fixed:
     base: {{size: quickstart, data: quickstart, seed: 42}}
     axes: {{gate: [none, gpas]}}
@@ -140,26 +142,9 @@ def test_a_damaged_file_is_not_overwritten(config: Path) -> None:
     assert "[x]" in seeds_path(config).read_text()
 
 
-VARIED = """\
-  varied:
-    title: Two schemes
-    base: {size: quickstart, data: quickstart}
-    axes: {norm: [pre, post], gate: [none, gpas], seed: [1, 2]}
-    override: [{where: {norm: post}, set: {optim.lr: 1e-4}, why: Post-LN diverges}]
-    table: {rows: [norm, gate]}
-"""
-
-
-@pytest.fixture
-def varied(tmp_path: Path) -> Path:
-    path = tmp_path / "experiments.yaml"
-    path.write_text(HEAD + VARIED)
-    return path
-
-
-def test_the_grid_has_the_tuned_cells_with_their_settings_over_all_others(varied: Path) -> None:
-    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003, "post-gpas": 2e-5})
-    experiments = load(varied)
+def test_the_grid_has_the_tuned_cells_with_their_settings_over_all_others(config: Path) -> None:
+    write_tuned(config, "varied", "optim.lr", {"pre": 0.003, "post-gpas": 2e-5})
+    experiments = load(config)
     found = {entry.name: entry for entry in expand(experiments, ["varied-tuned"])}
     rates = {name: entry.cell.optim.lr for name, entry in found.items()}
     assert rates == {"pre-s1": 0.003, "pre-s2": 0.003, "post-gpas-s1": 2e-5, "post-gpas-s2": 2e-5}
@@ -172,18 +157,18 @@ def test_the_grid_has_the_tuned_cells_with_their_settings_over_all_others(varied
     assert plain["pre-s1"].key != found["pre-s1"].key
 
 
-def test_seeds_are_added_to_tuned_cells(varied: Path) -> None:
-    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003})
-    add_seeds(varied, {"varied-tuned": {"pre": [7]}})
-    names = {entry.name: entry.cell.optim.lr for entry in expand(load(varied), ["varied-tuned"])}
+def test_seeds_are_added_to_tuned_cells(config: Path) -> None:
+    write_tuned(config, "varied", "optim.lr", {"pre": 0.003})
+    add_seeds(config, {"varied-tuned": {"pre": [7]}})
+    names = {entry.name: entry.cell.optim.lr for entry in expand(load(config), ["varied-tuned"])}
     assert names == {"pre-s1": 0.003, "pre-s2": 0.003, "pre-s7": 0.003}
-    assert len(expand(load(varied), ["varied"])) == 8
+    assert len(expand(load(config), ["varied"])) == 8
 
 
-def test_what_was_tuned_before_stays(varied: Path) -> None:
-    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003, "post": 0.1})
-    write_tuned(varied, "varied", "optim.lr", {"post": 0.2})
-    assert tuned_path(varied).read_text().splitlines()[1:] == [
+def test_what_was_tuned_before_stays(config: Path) -> None:
+    write_tuned(config, "varied", "optim.lr", {"pre": 0.003, "post": 0.1})
+    write_tuned(config, "varied", "optim.lr", {"post": 0.2})
+    assert tuned_path(config).read_text().splitlines()[1:] == [
         "version: 1", "tuned:", '  "varied":', '    "pre": {optim.lr: 0.003}', '    "post": {optim.lr: 0.2}',
     ]  # fmt: skip
 
@@ -198,15 +183,15 @@ def test_what_was_tuned_before_stays(varied: Path) -> None:
         ("tuned: {varied: {pre: {optim.lr: -1}}}", "tuned.yaml:2:34: optim.lr: -1.0 is too small"),
     ],
 )
-def test_mistakes_in_the_file_are_reported_with_their_places(varied: Path, text: str, expected: str) -> None:
-    tuned_path(varied).write_text(f"version: 1\n{text}\n")
+def test_mistakes_in_the_file_are_reported_with_their_places(config: Path, text: str, expected: str) -> None:
+    tuned_path(config).write_text(f"version: 1\n{text}\n")
     with pytest.raises(InvalidExperiments) as error:
-        expand(load(varied), ["varied-tuned"])
+        expand(load(config), ["varied-tuned"])
     assert expected in str(error.value)
 
 
-def test_a_declared_grid_may_not_have_the_name(varied: Path) -> None:
-    varied.write_text(varied.read_text() + "  varied-tuned:\n    base: {size: quickstart, data: quickstart}\n")
-    write_tuned(varied, "varied", "optim.lr", {"pre": 0.003})
+def test_a_declared_grid_may_not_have_the_name(config: Path) -> None:
+    config.write_text(config.read_text() + "  varied-tuned:\n    base: {size: quickstart, data: quickstart}\n")
+    write_tuned(config, "varied", "optim.lr", {"pre": 0.003})
     with pytest.raises(InvalidExperiments, match="varied-tuned is also a grid of the experiments file"):
-        load(varied)
+        load(config)

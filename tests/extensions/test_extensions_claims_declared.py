@@ -309,7 +309,6 @@ def test_added_seeds_change_the_test_of_gpas_claims() -> None:
     added = verdict({"pre": CLEAR}, declared=2).parts[0]
     sequential = assessed({"pre": CLEAR}).parts[0]
     assert (usual.test, added.test) == ("t", "sequential")
-    assert usual.p is not None
     assert added.p == pytest.approx(1 / sequential.evidence.inside)
     assert added.p > usual.p
     assert added.interval == sequential.interval
@@ -369,9 +368,7 @@ def test_a_promising_part_goes_before_a_hopeless_one() -> None:
 
 def test_the_further_seeds_are_shown_with_their_uncertainty() -> None:
     (part,) = verdict({"pre": (-0.9, 0.4, -0.7)}).parts
-    assert part.needed is not None
     fewest, most = part.needed_range
-    assert fewest is not None
     assert fewest < part.needed
     assert most is None
     assert part.needed_text == f"{part.needed} ({fewest} or more)"

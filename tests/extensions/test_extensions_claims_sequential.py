@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import gammaln
 
-from gpas_cli.extensions.claims.sequential import (
-    EFFECT_SCALE,
-    Evidence,
-    decide,
-    evidence,
-    fewest,
-    interval,
-    log_e,
-    log_evidence,
-)
+from gpas_cli.extensions.claims.sequential import EFFECT_SCALE, Evidence, decide, evidence, fewest, log_e, log_evidence
 
 LEVEL = 0.05
 MOST_SEEDS = 8
@@ -135,7 +126,7 @@ def test_the_fewest_seeds_that_decide(level: float) -> None:
 
 
 def test_a_claim_needs_all_parts_and_one_refutes_it() -> None:
-    strong, weak = Evidence(5, inside=21.0), Evidence(5, inside=3.0)
+    strong, weak = Evidence(5, inside=20.5), Evidence(5, inside=19.5)
     assert decide([strong, strong], LEVEL) == ("supported", ("supported", "supported"))
     assert decide([strong, weak], LEVEL) == ("undecided", ("supported", "undecided"))
     # One of two parts needs twice the evidence to contradict the claim.
@@ -172,21 +163,17 @@ def _limit(share: float, n: int = GRIDS) -> float:
     return share * n + 3.1 * math.sqrt(share * (1 - share) * n)
 
 
-@pytest.mark.parametrize("parts", [1, PARTS])
-def test_false_claims_on_null_grids(parts: int) -> None:
-    """At most 5 % of 1,000 grids without an effect decide a claim, although their seeds follow the evidence."""
+@pytest.mark.parametrize(("parts", "shared"), [(1, 0.0), (PARTS, 0.0), (PARTS, 1.0)])
+def test_false_claims_on_null_grids(parts: int, shared: float) -> None:
+    """At most 5 % of 1,000 grids without an effect decide a claim, although their seeds follow the evidence.
+
+    With a shared base, the differences of the parts are correlated by one half.
+    """
     random = np.random.default_rng(14)
-    supported, contradicted, used = _adaptive(random.normal(0, 1, (GRIDS, parts, MOST_SEEDS)))
+    base = shared * random.normal(0, 1, (GRIDS, 1, MOST_SEEDS))
+    supported, contradicted, used = _adaptive(random.normal(0, 1, (GRIDS, parts, MOST_SEEDS)) - base)
     assert supported + contradicted <= _limit(LEVEL)
     assert used.max() == MOST_SEEDS
-
-
-def test_false_claims_when_parts_share_their_base() -> None:
-    """Differences from one base are correlated by one half."""
-    random = np.random.default_rng(15)
-    base = random.normal(0, 1, (GRIDS, 1, MOST_SEEDS))
-    supported, contradicted, _ = _adaptive(random.normal(0, 1, (GRIDS, PARTS, MOST_SEEDS)) - base)
-    assert supported + contradicted <= _limit(LEVEL)
 
 
 def test_false_support_when_all_parts_but_one_are_true() -> None:
@@ -204,29 +191,6 @@ def test_the_level_holds_at_every_number_of_seeds() -> None:
     assert ever.sum() <= _limit(LEVEL)
 
 
-@pytest.mark.parametrize("noise", ["uniform", "laplace", "exponential"])
-def test_the_level_holds_for_other_noise(noise: str) -> None:
-    """The noise of two runs of a pair has one shape, so that its difference is symmetric, if not Gaussian."""
-    random = np.random.default_rng(21)
-    draw = getattr(random, noise)
-    differences = draw(size=(5 * GRIDS, MOST_SEEDS)) - draw(size=(5 * GRIDS, MOST_SEEDS))
-    wrong = log_e(differences).max(axis=-1) >= math.log(1 / LEVEL)
-    assert wrong.mean() <= LEVEL
-
-
-def test_repeated_t_tests_would_not_hold() -> None:
-    """The same stopping with p < 0.05 by paired t tests makes several times as many errors."""
-    from scipy.special import stdtrit
-
-    random = np.random.default_rng(14)
-    numbers = random.normal(0, 1, (GRIDS, MOST_SEEDS))
-    false = np.zeros(GRIDS, dtype=bool)
-    for n in range(2, MOST_SEEDS + 1):
-        t = numbers[:, :n].mean(axis=1) / (numbers[:, :n].std(axis=1, ddof=1) / math.sqrt(n))
-        false |= np.abs(t) > stdtrit(n - 1, 1 - LEVEL / 2)
-    assert false.mean() > 2.5 * LEVEL
-
-
 @pytest.mark.parametrize(("effect", "least"), [(1.0, 0.2), (1.5, 0.55), (2.0, 0.8), (3.0, 0.97)])
 def test_power_with_eight_seeds(effect: float, least: float) -> None:
     """The share of true claims that are supported, and no more than 5 % contradicted."""
@@ -234,17 +198,3 @@ def test_power_with_eight_seeds(effect: float, least: float) -> None:
     supported, contradicted, _ = _adaptive(random.normal(-effect, 1, (GRIDS, 1, MOST_SEEDS)))
     assert supported >= least * GRIDS
     assert contradicted <= _limit(LEVEL)
-
-
-def test_large_effects_need_few_seeds() -> None:
-    random = np.random.default_rng(19)
-    _, _, used = _adaptive(random.normal(-4, 1, (GRIDS, 1, MOST_SEEDS)))
-    assert np.median(used) <= 5
-
-
-def test_the_interval_covers_at_its_last_number() -> None:
-    random = np.random.default_rng(20)
-    limits = [interval(numbers, LEVEL) for numbers in random.normal(1.0, 1.0, (300, MOST_SEEDS)).tolist()]
-    bounded = [each for each in limits if each is not None]
-    assert len(bounded) > 290
-    assert sum(not low < 1.0 < high for low, high in bounded) <= _limit(LEVEL, 300)

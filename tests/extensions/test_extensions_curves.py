@@ -9,7 +9,6 @@ import pytest
 from curve_database import stand_in
 from report_cells import OPTIM, entry
 
-from gpas_cli.errors import GpasError
 from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, curves, make_series, over_updates, ratios
 from gpas_cli.grid import Entry
 from gpas_cli.report.labels import has_labels
@@ -57,13 +56,15 @@ def test_base_and_gpas_of_a_scheme_share_a_colour_which_is_the_schemes_own() -> 
     assert only_pre[0].colour == pre[0][1]
 
 
-def test_gates_of_one_scheme_have_colours_of_their_own() -> None:
-    series = make_series([run(entry("pre", gate), 1.0) for gate in ("none", "gpas")])
-    assert looks(series) == [("Pre-LN", 1, 1), ("Pre-LN + GPAS", 0, 0)]
-
-
-def test_one_gate_alone_is_drawn_solid() -> None:
-    assert looks(make_series([run(entry(), 1.0), run(entry("mix"), 1.0)]))[0][2] == 0
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ((entry("pre", "none"), entry("pre", "gpas")), [("Pre-LN", 1, 1), ("Pre-LN + GPAS", 0, 0)]),
+        ((entry("pre"), entry("mix")), [("Pre-LN", 0, 0), ("Mix-LN", 4, 0)]),
+    ],
+)
+def test_gates_of_one_scheme_have_own_colours_and_one_gate_is_solid(cells: Any, found: list[Any]) -> None:
+    assert looks(make_series([run(one, 1.0) for one in cells])) == found
 
 
 def test_many_gates_have_colours_of_their_own() -> None:
@@ -128,7 +129,6 @@ def test_layers_are_numbered_from_one_without_the_final_norm() -> None:
 def test_the_final_norm_has_a_mean_only_if_all_runs_have_it() -> None:
     runs = [run(entry(seed=1), 1.0, final_norm=2.0), run(entry(seed=2), 1.0, final_norm=4.0)]
     (series,) = make_series(runs)
-    assert series.final_norm() is not None
     assert series.final_norm().mean == 3.0
     (series,) = make_series([runs[0], replace(runs[1], final_norm=None)])
     assert series.final_norm() is None
@@ -217,12 +217,6 @@ def test_ratios_pair_cells_that_differ_only_in_the_gate(recorded: dict[str, floa
     assert [(run.entry.axes["gate"], run.entry.axes["seed"]) for run in found] == [("gpas", 1), ("gpas", 2)]
     assert [run.points[0][1] for run in found] == [3.0, 5.0]
     assert ratios(drawn(recorded, "weight_norm", cell("gpas", 1), cell("none", 2)), {"gate": "none"}) == []
-
-
-@pytest.mark.parametrize("selected", [{"at": (1,)}, {"layers": ()}, {"map": True}])
-def test_what_is_not_recorded_by_layer_has_no_layers(selected: dict[str, Any]) -> None:
-    with pytest.raises(GpasError, match="'loss' is not recorded by layer"):
-        Selection(quantity("loss"), **selected)
 
 
 def test_nothing_is_drawn_before_anything_has_run() -> None:

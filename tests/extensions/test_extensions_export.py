@@ -25,12 +25,14 @@ from end_to_end import Toy
 from exporting import Room, needs_transformers
 from gate_activations import SOFTSIGN
 from gate_placements import PLACEMENTS, spread, two_layers
+from learned_factors import open_factors
 from safetensors.torch import load_file
 
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.export.command import _checked
 from gpas_cli.extensions.export.files import Bundle, write_folder
 from gpas_cli.extensions.export.fold import fold, logit_difference, obstacle, plain_llama
-from gpas_cli.extensions.export.network import ExportOptions, export
+from gpas_cli.extensions.networks import opening
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
@@ -38,6 +40,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.model import EMBEDS, FAMILIES
 from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parametrisation import Parametrisation
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
@@ -168,11 +171,7 @@ def test_each_step_is_announced_and_a_narrow_network_is_compared_in_one_thread(r
     cell = room.cell(gate="gpas", seed=7)
     torch.set_num_threads(3)
     try:
-        export(
-            cell, room.checkpoint(cell), ExportOptions(folder=room.folder / "out/steps"), cache=room.folder / "cache",
-            root=room.folder, tokenizer=None,
-            notify=lambda step: (steps.append(step), used.append(torch.get_num_threads())),
-        )  # fmt: skip
+        room.export(cell, "steps", notify=lambda step: (steps.append(step), used.append(torch.get_num_threads())))
     finally:
         torch.set_num_threads(before)
     assert [step.split()[0] for step in steps][-3:] == ["reading", "comparing", "writing"]
@@ -200,14 +199,9 @@ def test_an_export_is_written_without_transformers(room: Room, monkeypatch: pyte
 
 
 def test_another_tokenizer_is_not_exported_as_the_cells(room: Room) -> None:
-    cell = room.cell(gate="gpas", seed=7)
-    folder = room.folder / "out/other"
-    written = export(
-        cell, room.checkpoint(cell), ExportOptions(folder=folder), cache=room.folder / "cache", root=room.folder,
-        tokenizer="0" * 64, notify=lambda _: None,
-    )  # fmt: skip
+    written = room.export(room.cell(gate="gpas", seed=7), "other", tokenizer="0" * 64)
     assert "trained with tokenizer 000000000000" in written.notes[0]
-    assert not (folder / "tokenizer.json").exists()
+    assert not (room.folder / "out/other/tokenizer.json").exists()
     assert (written.measured.held_out_error, written.measured.perplexity) == (None, None)
     assert written.measured.random_error is not None
 
@@ -220,10 +214,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(room: Room) -> None:
     content[-1] ^= 1
     shard.write_bytes(bytes(content))
     with pytest.raises(GpasError, match=r"checksum.*delete it"):
-        export(
-            cell, trained, ExportOptions(folder=room.folder / "out/damaged"), cache=room.folder / "cache",
-            root=room.folder, tokenizer=None, notify=lambda _: None,
-        )  # fmt: skip
+        room.export(cell, "damaged", trained=trained)
 
 
 def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
@@ -288,15 +279,6 @@ def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> Non
         assert logit_difference(network, folded, TOKENS) < 2e-5, (gate, embed)
 
 
-@pytest.mark.parametrize("site", _SITES)
-def test_a_gate_that_negates_the_stream_folds_too(site: str) -> None:
-    network = trained("pre", {"site": site})
-    with torch.no_grad():
-        for alpha, value in zip((gate.alpha for gate in network.gates()), (2.0, 0.1, -0.5, 1.9), strict=True):
-            alpha.fill_(value)
-    assert logit_difference(network, fold(network, plain_llama(network.spec)), TOKENS) < 2e-5
-
-
 def test_eps_is_the_error_of_folding() -> None:
     gate = {"init": [1.0, 1.0, 1.0, 1.0]}
     networks = [trained("pre", gate, eps=eps) for eps in (1e-10, 1e-6, 1e-4)]
@@ -309,13 +291,6 @@ def test_a_gate_does_not_fold_into_a_norm_that_keeps_scale() -> None:
     model = parse_model({"size": "quickstart", "gate": "gpas", "family": {"norm": "dyt"}})
     with pytest.raises(GpasError, match="dyt does not undo the scale"):
         fold(build(model), replace(model, gate=None))
-
-
-def test_a_stream_multiplied_by_0_does_not_fold() -> None:
-    network = trained("pre", {"activation": "identity"})
-    next(network.gates()).alpha.data.fill_(1.0)
-    with pytest.raises(GpasError, match="a gate up to layer 1 multiplies the residual stream by 0"):
-        fold(network, plain_llama(network.spec))
 
 
 @pytest.mark.parametrize("norm", SCHEMES)
@@ -435,3 +410,32 @@ def test_gates_below_a_bottom_to_top_connection_do_not_fold() -> None:
     network = gated("b2t", "after-norm")
     with pytest.raises(GpasError, match="a layer's input, which none of them scales, is added to its end"):
         fold(network, replace(network.spec, gate=None))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "family"), [*zip((one for one in SCHEMES if one != "b2t"), itertools.cycle(DECODERS), strict=False)]
+)
+def test_the_factors_fold_into_the_weights(scheme: str, family: str) -> None:
+    how = {**COMPLETEP, "base_heads": 1}
+    shape = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 37, "eps": 1e-30}
+    values = {"size": shape, "norm": scheme, "family": family, "init": {"std": 0.2}, "parametrisation": how}
+    ours = open_factors(build(parse_model(values)).double())
+    standard = replace(ours.spec, parametrisation=Parametrisation())
+    assert logit_difference(ours, fold(ours, standard), TOKENS) < 1e-11
+    same = build(standard).double()
+    same.load_state_dict(ours.state_dict())
+    assert not logit_difference(ours, same, TOKENS) < 1e-3  # the factors had an effect
+
+
+def test_the_output_says_that_transformers_has_not_read_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    said = _checked(tmp_path)
+    assert said.startswith("not checked with transformers: ")
+    assert "not installed: pip install 'gpas-cli[export]'" in said
+    monkeypatch.setattr(opening, "find_spec", lambda name: "found")
+    assert _checked(tmp_path) == (
+        f"not checked with transformers: {tmp_path} has no config.json: it is not a folder that transformers loads "
+        "(`gpas export`)"
+    )

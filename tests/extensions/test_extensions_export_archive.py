@@ -12,6 +12,7 @@ from typing import Any
 
 import faded_plugin
 import pytest
+import yaml
 from face import EXPERIMENTS, START, Face, end, gpas
 from scored import finish_cells
 from test_cli_schema import check
@@ -23,6 +24,7 @@ from gpas_cli.extensions.export import ro_crate
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"
+GOLDEN = Path(__file__).parents[1] / "golden"
 PLUGIN = faded_plugin.PLUGIN.format(trace=os.devnull)
 
 
@@ -62,11 +64,8 @@ def test_a_reader_rebuilds_the_database_and_prints_the_same_table(finished: Face
     assert (folder / "tables/small.md").read_text() == shown["markdown"]
     again = gpas(folder, "why", "small[pre+gpas]", "--json").json["numbers"]
     assert again[0]["seeds"] == traced[0]["seeds"]
-    assert gpas(folder, "status", "small", "--json").json["grids"][0]["states"] == {
-        "done": 4,
-        "failed": 1,
-        "missing": 3,
-    }
+    (grid,) = gpas(folder, "status", "small", "--json").json["grids"]
+    assert grid["states"] == {"done": 4, "failed": 1, "missing": 3}
     assert "gpas table small\n" in (folder / "README.md").read_text()
 
 
@@ -159,64 +158,7 @@ def test_a_plugin_outside_the_project_is_refused(finished: Face, tmp_path: Path,
 
 
 SECRET = "S3CRETTOK"
-# Resources as they may be written, and as an archive has them.
-SPELLINGS = {
-    "flow": (
-        "resources: {toy: {environment: [HF_TOKEN=S3CRETTOK, A=b], account: lab}}  # mine",
-        "resources: {toy: {environment: ['HF_TOKEN=***', 'A=***'], account: lab}}  # mine",
-    ),
-    "quotes": (
-        r"""resources: {all: {setup: ['export A="S3CRETTOK"', "é \"S3CRETTOK\""], python: /home/ann/S3CRETTOK}}""",
-        "resources: {all: {setup: ['***', '***'], python: '***'}}",
-    ),
-    "lines": (
-        """\
-resources:
-  all:
-    setup:
-    # first
-    - |
-      export A=S3CRETTOK
-
-      B=1
-    # second
-    - >-
-      S3CRETTOK
-      C
-    - D
-      S3CRETTOK  # third
-    cpus: 1
-# end""",
-        """\
-resources:
-  all:
-    setup:
-    # first
-    - '***'
-    # second
-    - '***'
-    - '***'  # third
-    cpus: 1
-# end""",
-    ),
-    "anchors": (
-        """\
-resources:
-  all: &all
-    sbatch: &s [--mail-user=S3CRETTOK, --exclusive, &g '--gres=gpu:S3CRETTOK']
-    setup: [&x S3CRETTOK, *x]
-  toy: {<<: *all, sbatch: *s}
-  tokenise: {<<: *all, sbatch: [*g], setup: [more]}""",
-        """\
-resources:
-  all: &all
-    sbatch: &s ['--mail-user=***', --exclusive, &g '--gres=gpu:***']
-    setup: [&x '***', *x]
-  toy: {<<: *all, sbatch: *s}
-  tokenise: {<<: *all, sbatch: [*g], setup: ['***']}""",
-    ),
-    "elsewhere": ("resources: {all: {setup: [*t]}}", "resources: {all: {setup: [*t]}}"),
-}
+SPELLINGS = yaml.safe_load((GOLDEN / "removed_secrets.yaml").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(("spelling", "newline"), [*((spelling, "\n") for spelling in SPELLINGS), ("lines", "\r\n")])
@@ -227,7 +169,7 @@ def test_values_that_may_be_secret_are_removed_and_all_else_of_the_file_stays(
         "# Ünï 😀\n"
         + EXPERIMENTS.replace("title: Small", f"title: &t {value}\n    resources: {{setup: [{value}]}}")
         + f"{resources}\n"
-        for value, resources in zip((SECRET, "'***'"), SPELLINGS[spelling], strict=True)
+        for value, resources in zip((SECRET, "'***'"), SPELLINGS[spelling].values(), strict=True)
     )
     if spelling != "elsewhere":
         before, after = (text.replace(f"&t {value}", "Small") for text, value in ((before, SECRET), (after, "'***'")))
@@ -249,15 +191,15 @@ def test_values_that_a_cell_shares_are_refused(finished: Face) -> None:
 
 
 def test_records_of_earlier_versions_are_archived_without_values(finished: Face, tmp_path: Path) -> None:
-    old = {
-        "environment": [f"HF_TOKEN={SECRET}"],
-        "setup": [f"A={SECRET}"],
-        "python": f"/{SECRET}",
-        "sbatch": [f"--x={SECRET}"],
-    }
+    values = {"environment": "HF_TOKEN={}", "setup": "{}", "python": "{}", "sbatch": "--x={}"}
+
+    def filled(secret: str) -> dict[str, Any]:
+        made = {name: value.format(secret) for name, value in values.items()}
+        return {name: value if name == "python" else [value] for name, value in made.items()} | {"account": "lab"}
+
     (path, *others) = finished.runs.glob("??/*/001/attempt.json")
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "resources": {**record["resources"], **old, "account": "lab"}, "later": 1}))
+    path.write_text(json.dumps({**record, "resources": record["resources"] | filled(SECRET), "later": 1}))
     shown = finished("table", "small", "--format", "csv").out
     document = finished("export", "--archive", "small.tar.gz", "small", "--json").json
     check("export archive", document)
@@ -265,16 +207,8 @@ def test_records_of_earlier_versions_are_archived_without_values(finished: Face,
     assert document["archive"]["removed"] == [name]
     folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
     assert not [found for found in folder.rglob("*") if found.is_file() and SECRET in found.read_text()]
-    public = {
-        "environment": ["HF_TOKEN=***"],
-        "setup": ["***"],
-        "python": "***",
-        "sbatch": ["--x=***"],
-        "account": "lab",
-    }
-    assert json.loads((folder / name).read_text()) == {
-        **record, "resources": {**record["resources"], **public}, "later": 1
-    }  # fmt: skip
+    public = {**record, "resources": record["resources"] | filled("***"), "later": 1}
+    assert json.loads((folder / name).read_text()) == public
     assert all(
         (folder / "runs" / other.relative_to(finished.runs)).read_bytes() == other.read_bytes() for other in others
     )
@@ -364,6 +298,6 @@ def test_its_description_is_valid(crate: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     subprocess.run([python, "-m", "pip", "install", "-q", "roc-validator==0.13.0"], check=True)
-    context = Path(__file__).parents[1] / "golden/ro-crate-1.2-context.jsonld.gz"
+    context = GOLDEN / "ro-crate-1.2-context.jsonld.gz"
     said = subprocess.run([python, "-c", VALIDATION, crate, context], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["ro-crate-1.2 checked", "workflow-run-crate-0.5 checked"]

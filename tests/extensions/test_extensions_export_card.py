@@ -25,21 +25,11 @@ def cell(**values: Any) -> Cell:
     return cell_from({**usual, **values})
 
 
-def front_matter(text: str) -> dict[str, Any]:
-    _, head, _ = text.split("---\n", 2)
-    found = yaml.safe_load(head)
-    assert isinstance(found, dict)
-    return found
-
-
 def test_the_card_has_cell_equation_numbers_and_origin() -> None:
     own = cell()
     text = card(own, ORIGIN, WRITTEN, Path("out/mix"), tokenizer=True)
-    assert front_matter(text) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["mix-ln", "gpas", "custom_code"],
-    }
+    libraries = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    assert yaml.safe_load(text.split("---\n", 2)[1]) == {**libraries, "tags": ["mix-ln", "gpas", "custom_code"]}
     for fact in (
         "small/mix-gpas-s1", own.trained.key, "x <- N(G(x) + f(x))", "G(x) = x - silu(alpha) sg(x)",
         "12,345 parameters", "Perplexity 12.5 on the first 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",

@@ -109,19 +109,14 @@ def seen(room: Room) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_greedy_generation_is_the_argmax_of_repeated_passes(seen: dict[str, Any], name: str) -> None:
+def test_generation_is_the_argmax_of_repeated_passes_whatever_the_padding(seen: dict[str, Any], name: str) -> None:
     report = seen[name]
     assert report["class"] == CLASSES[name]
     assert report["one"] == report["uncached"] == report["alone"]
     assert len({tuple(row[-12:]) for row in report["alone"]}) > 1
     assert report["beams"] > 0
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_padding_on_either_side_changes_nothing(seen: dict[str, Any], name: str) -> None:
-    report = seen[name]
-    assert report["continued"] == [row[-12:] for row in report["alone"]]
-    assert report["error"] < 1e-4
+    assert report["continued"] == [row[-12:] for row in report["alone"]]  # with padding on the left
+    assert report["error"] < 1e-4  # with padding on either side
     assert report["static"]
 
 

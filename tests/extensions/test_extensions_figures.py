@@ -1,5 +1,9 @@
-"""Figures in files and as text: what they show, that they fit, and that the same data gives the same file."""
+"""Figures in files and as text: what they show, that they fit, and that the same data gives the same file.
 
+Values that grow over layers have the law that fits them better. As text, no line is too wide, and lines have keys.
+"""
+
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -10,11 +14,13 @@ from pathlib import Path
 import pytest
 from disks import full
 from report_cells import entry
+from rich.console import Console
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, make_series
-from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_figure, readable
+from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_figure, readable, with_growth
 from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, look, save
+from gpas_cli.extensions.figures.terminal_plot import Plot
 from gpas_cli.grid.document import Label
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.norm import SCHEMES
@@ -292,3 +298,94 @@ def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: lis
 )  # fmt: skip
 def test_ticks_are_readable(value: float, text: str) -> None:
     assert readable(value) == text
+
+
+def growing(*values: list[float], layers: int = 6) -> Figure:
+    """Return a figure with a series of two equal seeds for each list of values by layer."""
+    schemes = ["pre", "lns", "post"]
+    runs = [
+        CellCurve(entry(scheme, seed=seed), "seed", tuple(enumerate(own, 1)))
+        for scheme, own in zip(schemes, values, strict=False)
+        for seed in (1, 2)
+    ]
+    return Figure("", "layer", "variance", make_series(runs), log=True, layers=layers)
+
+
+def test_each_series_has_the_law_that_fits_it_better_in_its_colour() -> None:
+    depth = range(1, 7)
+    made = with_growth(growing([2 * math.exp(0.2 * n) for n in depth], [3 * n**1.5 for n in depth]))
+    assert [line.title for line in made.lines] == [
+        "Pre-LN: exponential, \N{MULTIPLICATION SIGN} 1.22 per layer, R² 1.00",
+        "LNS: power law, exponent 1.5, R² 1.00",
+    ]
+    assert [line.colour for line in made.lines] == [series.colour for series in made.series]
+    for line, series in zip(made.lines, made.series, strict=True):
+        assert [y for _, y in line.points] == pytest.approx([y for _, y in series.runs[0].points])
+    assert "lower AIC" in made.note
+
+
+def test_values_without_a_law() -> None:
+    made = with_growth(growing([1.0, 0.0, 1.0, 2.0, 3.0, 4.0]))
+    assert made.lines == ()
+    assert made.note.startswith("no law of growth")
+    assert with_growth(growing([1.0, 2.0, 3.0])).lines == ()
+
+
+def test_over_updates_there_is_no_depth() -> None:
+    with pytest.raises(GpasError, match="--growth fits a law over layers"):
+        with_growth(growing([1.0, 2.0, 3.0, 4.0], layers=0))
+
+
+def shown(figure: Figure, width: int = 80) -> str:
+    pytest.importorskip("plotille", reason="plotille is not installed")
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(Plot(figure))
+    return captured.get()
+
+
+def losses(**more: object) -> Figure:
+    runs = [
+        CellCurve(entry(norm, gate, seed), "seed", tuple((10.0 * i, (5 + n) / i) for i in range(1, 60)))
+        for n, norm in enumerate(("pre", "lns"))
+        for gate in ("none", "gpas")
+        for seed in (1, 2)
+    ]
+    return Figure("Title", "update", "loss (nats)", series=make_series(runs), **more)
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = shown(losses(), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[:2] == ["Title", "loss (nats)"]
+    assert any(line.endswith(" update") for line in lines)
+
+
+def test_lines_have_keys_that_the_legend_explains() -> None:
+    text = shown(losses())
+    for words in ("── 1 Pre-LN ", "── 2 Pre-LN + GPAS", "── 3 LNS ", "── 4 LNS + GPAS"):
+        assert words in text
+    plot = text.split("└")[0]
+    assert all(plot.count(key) >= 3 for key in "24")
+
+
+def test_a_logarithmic_axis_has_round_ticks() -> None:
+    ticks = [line.split(" ┤")[0].strip() for line in shown(losses(log=True)).splitlines() if " ┤" in line]
+    assert ticks == ["3", "1", "0.3", "0.1"]
+
+
+def test_points_and_a_single_line_need_no_legend() -> None:
+    figure = Figure(
+        "", "parameters", "loss", lines=(Line("ours", ((1e6, 4.0), (1e9, 2.0)), form="points"),), log_x=True
+    )
+    text = shown(figure)
+    assert text.count("o") >= 2
+    assert "10⁶" in text
+    assert "ours" not in text
+
+
+def test_a_map_is_drawn_in_a_file() -> None:
+    run = CellCurve(entry(), "seed", (), matrix=((0.0, 1.0), (2.0, 4.0)), columns=(10.0, 20.0))
+    text = shown(Figure("Title", "update", "layer", make_series([run]), heat_map="variance"))
+    assert text == "Title\nA heat map is drawn in a file: -o map.png\n"

@@ -7,7 +7,6 @@ from curve_database import stand_in
 from named_papers import PACKS
 from shipped import EXPERIMENTS, cells_of, everything
 
-from gpas_cli.errors import GpasError
 from gpas_cli.extensions.figures.figure import as_json
 from gpas_cli.extensions.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report import query
@@ -16,12 +15,6 @@ from gpas_cli.report.recorded import Recorded
 FIGURES = declared_figures(PACKS)
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
 GOLDEN = Path(__file__).parents[1] / "golden/figures.txt"
-NUMBERS = {
-    "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
-    "curse": ["1", "2", "4", "5"],
-    "spike": ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13"],
-    "raptr": ["1a", "1b", "2", "4"],
-}
 
 
 @pytest.fixture
@@ -44,10 +37,6 @@ def database(monkeypatch: pytest.MonkeyPatch) -> object:
 def drawn(name: str, database: object, grid: str = "") -> PaperFigure:
     asked = request(FIGURES[name], EXPERIMENTS, grid)
     return make(asked, Recorded(asked.entries, engine=database), lambda entry: [3.0, 2.0])
-
-
-def test_every_figure_of_the_papers_is_declared() -> None:
-    assert set(FIGURES) == {f"{paper}-{n}" for paper, own in NUMBERS.items() for n in own}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +115,3 @@ def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> Non
 )
 def test_names(words: list[str], names: list[str]) -> None:
     assert [spec.name for spec in named(words, PACKS)] == names
-
-
-def test_an_unknown_name_has_a_nearest_one() -> None:
-    with pytest.raises(GpasError, match="no paper has a figure 'gpas-3c'; did you mean 'gpas-3"):
-        named(["gpas-3c"], PACKS)

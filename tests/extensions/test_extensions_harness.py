@@ -28,6 +28,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
 from gpas_cli.train.training import prepare_text
 
+pytestmark = needs_harness
 MAX_LENGTH = 64
 COUNT = 12
 CHOOSER = random.Random(7)
@@ -97,11 +98,6 @@ METRICS = {
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("harness"))
-
-
-@pytest.fixture(scope="module")
 def folder(room: Room) -> Path:
     """Return a folder with COUNT documents of each task, 4 for solved examples, and 3 of each subject of MMLU."""
     folder = room.folder / "documents"
@@ -124,7 +120,6 @@ def ours(room: Room) -> tuple[Scorer, Tokenizer]:
     return trained(room, room.cell(**CELLS["plain"]))
 
 
-@needs_harness
 @pytest.mark.parametrize("task", DOCUMENTS)
 def test_every_task_of_the_papers_is_scored_on_local_documents(
     ours: tuple[Scorer, Tokenizer], folder: Path, task: str, capfd: pytest.CaptureFixture[str]
@@ -146,7 +141,6 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
     assert capfd.readouterr() == ("", "")
 
 
-@needs_harness
 def test_accuracy_is_that_of_the_likeliest_choice(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scorer, tokenizer = ours
     right, right_by_length, logs = 0, 0, []
@@ -170,7 +164,6 @@ def test_accuracy_is_that_of_the_likeliest_choice(ours: tuple[Scorer, Tokenizer]
     assert scores == {"acc": pytest.approx(right / COUNT), "acc_norm": pytest.approx(right_by_length / COUNT)}
 
 
-@needs_harness
 def test_word_perplexity_scores_every_token_of_a_long_page_once(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
     scorer, tokenizer = ours
     page = " ".join(CHOOSER.choice(WORDS) for _ in range(150))
@@ -189,7 +182,6 @@ def test_word_perplexity_scores_every_token_of_a_long_page_once(ours: tuple[Scor
     assert scores["word_perplexity"].stderr is None
 
 
-@needs_harness
 def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer, Tokenizer], tmp_path: Path) -> None:
     subjects = sorted(
         path.stem.removeprefix("mmlu_")
@@ -221,7 +213,6 @@ def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer,
     assert score.value == pytest.approx(right / len(documents))
 
 
-@needs_harness
 def test_a_group_of_tasks_without_a_score_of_its_own_gives_the_scores_of_its_tasks(
     ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +224,6 @@ def test_a_group_of_tasks_without_a_score_of_its_own_gives_the_scores_of_its_tas
     assert [score for score in scores if score.task == "arc_easy"] == alone
 
 
-@needs_harness
 def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scorer, tokenizer = ours
     longer = Scorer(scorer.network, CPU, max_length=4 * MAX_LENGTH)
@@ -252,7 +242,6 @@ def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer]
     assert not any(tokenizer.eos_id in request.context + request.continuation for request in asked)
 
 
-@needs_harness
 def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scores = score_local("piqa", *ours, folder, limit=7)
     assert {score.examples for score in scores} == {7}
@@ -260,7 +249,6 @@ def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], fol
         score_local("piqa", Scorer(ours[0].network, CPU, max_length=MAX_LENGTH, stop=lambda: True), ours[1], folder)
 
 
-@needs_harness
 def test_a_task_that_generates_text_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
     from gpas_cli.extensions.harness.model import HarnessModel
 
@@ -268,7 +256,6 @@ def test_a_task_that_generates_text_is_refused(ours: tuple[Scorer, Tokenizer]) -
         HarnessModel(*ours).generate_until([])
 
 
-@needs_harness
 def test_without_network_a_task_is_unavailable_at_once(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,12 +270,6 @@ def test_without_network_a_task_is_unavailable_at_once(
         official_scorer("piqa", *ours)
     assert not datasets.config.HF_HUB_OFFLINE
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-def test_without_the_harness_an_extra_is_named(ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda _: None)
-    with pytest.raises(TaskUnavailable, match=r"pip install 'gpas-cli\[downstream\]'"):
-        official_scorer("piqa", *ours)
 
 
 # In a process of its own: the harness's own backend on exported folders. Independent of gpas_cli.
@@ -351,7 +332,6 @@ def backend(room: Room, folder: Path, texts: list[tuple[str, str]]) -> dict[str,
 
 
 @pytest.mark.long
-@needs_harness
 @needs_transformers
 @pytest.mark.parametrize("name", CELLS)
 def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network(

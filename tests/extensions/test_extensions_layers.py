@@ -292,18 +292,13 @@ def documents(seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def scored_room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_texts(tmp_path_factory.mktemp("scores"))
-
-
-@pytest.fixture(scope="module")
-def tasks(scored_room: Path) -> tuple[str, ...]:
+def tasks(room: Path) -> tuple[str, ...]:
     """Import two tasks and return their names."""
     names = []
     for seed, name in enumerate(("first", "second")):
-        source = scored_room / f"{name}.json"
+        source = room / f"{name}.json"
         source.write_text(json.dumps(documents(seed)))
-        names.append(import_task(source, name, scored_room).name)
+        names.append(import_task(source, name, room).name)
     return tuple(names)
 
 
@@ -340,17 +335,15 @@ def accuracy_by_hand(room: Path, cell: Cell, network: Llama, seed: int) -> float
     return 100 * right / QUESTIONS
 
 
-def test_each_drop_is_the_one_computed_by_hand(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
+def test_each_drop_is_the_one_computed_by_hand(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     cell = cell_of(norm="post", gate="gpas", importance={"eval_tokens": 60, "tasks": list(tasks)})
     path, network = save_network(cell, tmp_path)
-    outcome, events = go(scored_room, cell, path)
+    outcome, events = go(room, cell, path)
     assert outcome.outcome == "done"
     drops = []
     for seed, task in enumerate(cell.parameters("importance").tasks):
-        whole = accuracy_by_hand(scored_room, cell, network, seed)
-        drops.append(
-            [whole - accuracy_by_hand(scored_room, cell, without(network, i), seed) for i in range(1, LAYERS + 1)]
-        )
+        whole = accuracy_by_hand(room, cell, network, seed)
+        drops.append([whole - accuracy_by_hand(room, cell, without(network, i), seed) for i in range(1, LAYERS + 1)])
         assert scored_series(events)[f"importance_score/{task}"] == pytest.approx(drops[-1])
     assert any(any(drop) for drop in drops)
     mean = [sum(layer) / 2 for layer in zip(*drops, strict=True)]
@@ -362,16 +355,16 @@ def test_each_drop_is_the_one_computed_by_hand(scored_room: Path, tasks: tuple[s
     assert {event.steps for event in steps} == {LAYERS + 2 * (LAYERS + 1)} == {len(steps)}
 
 
-def test_a_later_attempt_continues_at_any_score(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_later_attempt_continues_at_any_score(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     cell = cell_of(norm="lns", gate=None, importance={"eval_tokens": 60, "tasks": list(tasks), "limit": 5})
     path, _ = save_network(cell, tmp_path)
-    straight, expected = go(scored_room, cell, path)
+    straight, expected = go(room, cell, path)
     # During the losses, at the border, within the scores of one task and between those of two.
     for stop_at in (3, LAYERS + 1, LAYERS + 4, 2 * LAYERS + 6):
         # The scorer asks, too: the first stop that it gets interrupts the score.
-        stopped, first = go(scored_room, cell, path, stop=stop_after(stop_at))
+        stopped, first = go(room, cell, path, stop=stop_after(stop_at))
         assert stopped.outcome == "interrupted"
-        done, second = go(scored_room, cell, path, earlier=first)
+        done, second = go(room, cell, path, earlier=first)
         assert scored(first) + scored(second) == scored(expected)
         assert scored_series(second) == scored_series(expected)
         assert {**done.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
@@ -379,7 +372,7 @@ def test_a_later_attempt_continues_at_any_score(scored_room: Path, tasks: tuple[
 
 
 def test_questions_left_out_are_said_once_a_task(
-    scored_room: Path, tasks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: Path, tasks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
@@ -395,33 +388,33 @@ def test_questions_left_out_are_said_once_a_task(
 
     monkeypatch.setattr(importance, "task_scorer", with_one_left_out)
     cell = cell_of(importance={"eval_tokens": 60, "tasks": list(tasks)})
-    _, events = go(scored_room, cell, save_network(cell, tmp_path)[0])
+    _, events = go(room, cell, save_network(cell, tmp_path)[0])
     assert read == list(tasks)  # once for the whole network and all layers
     said = [event.message for event in events if isinstance(event, Warned)]
     assert len(said) == len(tasks)
     assert all("1 of 21 questions are not scored" in text for text in said), said
 
 
-def test_a_task_that_does_not_fit_is_not_tried_again(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_task_that_does_not_fit_is_not_tried_again(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     documents = [{"context": "a", "choices": ["gate " * 3000, "norm"], "answer": 1}] * 4
-    (scored_room / "long.json").write_text(json.dumps(documents))
-    long = import_task(scored_room / "long.json", "long", scored_room).name
+    (room / "long.json").write_text(json.dumps(documents))
+    long = import_task(room / "long.json", "long", room).name
     cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [long, tasks[1]]})
     path, _ = save_network(cell, tmp_path)
-    outcome, events = go(scored_room, cell, path)
+    outcome, events = go(room, cell, path)
     assert outcome.outcome == "done"
     assert outcome.cause.startswith(f"1 of 2 tasks not scored ({long}): every question has a choice of more than")
     assert scored(events) == [(layer, tasks[1]) for layer in range(LAYERS + 1)]
 
 
-def test_a_task_without_its_file_is_scored_later(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_task_without_its_file_is_scored_later(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     first, second = tasks
     cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [first, second]})
     path, _ = save_network(cell, tmp_path)
-    file = scored_room / "tasks" / f"{first}.jsonl"
+    file = room / "tasks" / f"{first}.jsonl"
     content = file.read_bytes()
     file.unlink()
-    outcome, events = go(scored_room, cell, path)
+    outcome, events = go(room, cell, path)
     file.write_bytes(content)
     assert (outcome.outcome, outcome.step) == ("interrupted", LAYERS + LAYERS + 1)
     assert outcome.cause.startswith(f"1 of 2 tasks not scored ({first}): ")
@@ -430,20 +423,20 @@ def test_a_task_without_its_file_is_scored_later(scored_room: Path, tasks: tuple
     assert scored(events) == [(layer, second) for layer in range(LAYERS + 1)]
     assert "importance_score" not in scored_series(events)
     assert "mean_score_drop" not in outcome.metrics
-    done, later = go(scored_room, cell, path, earlier=events)
+    done, later = go(room, cell, path, earlier=events)
     assert done.outcome == "done"
     assert scored(later) == [(layer, first) for layer in range(LAYERS + 1)]
     assert not [event for event in later if isinstance(event, Removal)]
     assert len(scored_series(later)["importance_score"]) == LAYERS
 
 
-def test_another_version_of_a_task_is_scored_again(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
+def test_another_version_of_a_task_is_scored_again(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [tasks[0]]})
     path, _ = save_network(cell, tmp_path)
-    _, events = go(scored_room, cell, path)
+    _, events = go(room, cell, path)
     half = [one for one in events if not (isinstance(one, RemovalScore) and one.layer > 2)]
     old = [replace(one, harness="gpas_cli 0") if isinstance(one, RemovalScore) else one for one in half]
-    _, later = go(scored_room, cell, path, earlier=old)
+    _, later = go(room, cell, path, earlier=old)
     assert sorted(scored(later)) == [(layer, tasks[0]) for layer in range(LAYERS + 1)]
     assert scored_series(later) == scored_series(events)
 

@@ -228,45 +228,34 @@ def test_other_sums_than_that_of_stream_and_sublayer_forbid_the_removal_of_subla
     assert found.fault == "without both, a layer is not the identity, and no norm reads exactly x + f(x)"
 
 
-class _Shared(nn.Module):
-    """One layer that is applied three times, as in ALBERT."""
+class _Network(nn.Module):
+    """Linear layers that are applied by a function."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int, run: Callable[[Any, Tensor], Tensor]):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+        self.run = run
+        if layers:
+            self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(layers)])
 
     def forward(self) -> Tensor:
-        x = torch.ones(1, 2, 4)
-        for _ in range(3):
-            x = self.layers[0](x)
-        return x
+        return self.run(getattr(self, "layers", ()), torch.ones(1, 2, 4))
 
 
-class _Skipping(nn.Module):
-    """Layers that also read what is not in the stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
-
-    def forward(self) -> Tensor:
-        first = x = torch.ones(1, 2, 4)
-        for layer in self.layers:
-            x = layer(x) + first
-        return x
-
-
-class _Bare(nn.Module):
-    def forward(self) -> Tensor:
-        return torch.ones(1)
+def skipping(layers: Any, x: Tensor) -> Tensor:
+    """Apply layers that also read what is not in the stream."""
+    first = x
+    for layer in layers:
+        x = layer(x) + first
+    return x
 
 
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
-        (_Shared(), "a layer is applied 3 times: layers are shared"),
-        (_Skipping(), "layer 2 does not read what layer 1 returns"),
-        (_Bare(), "has no list of layers"),
+        # one layer three times, as in ALBERT
+        (_Network(1, lambda layers, x: layers[0](layers[0](layers[0](x)))), "applied 3 times: layers are shared"),
+        (_Network(3, skipping), "layer 2 does not read what layer 1 returns"),
+        (_Network(0, lambda _, x: x), "has no list of layers"),
     ],
 )
 def test_a_network_without_residual_blocks_is_refused(network: nn.Module, reason: str) -> None:

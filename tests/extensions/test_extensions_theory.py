@@ -1,23 +1,34 @@
 """The theory of a whole cell: its text, its gates, its norms' growth, its stability, and its refusals.
 
 The coordinate check: activations change alike over width in muP, over depth in CompleteP, and more and more else.
+
+`gpas theory`: what it prints and refuses.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from attempts import make_attempt
+from face import FOUR, Face, gpas, tiny
 from saving import save
 
 from gpas_cli.data.loader import Batches
-from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.extensions.theory import initialisation
+from gpas_cli.errors import Exit, GpasError, InvalidExperiments
+from gpas_cli.extensions.theory import command, initialisation
 from gpas_cli.extensions.theory.growth import coordinates, growth, growths, length_law
-from gpas_cli.extensions.theory.initialisation import examine, identity_bounds, own_text
+from gpas_cli.extensions.theory.initialisation import depth_theory, examine, identity_bounds, own_text
 from gpas_cli.extensions.theory.stability import _NO_NORM, _NO_RESIDUAL, BOTH, laws, power, simulate, statements
+from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.gate import activation
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train.checkpoint import Position
@@ -30,6 +41,15 @@ def cell(**values: object) -> Cell:
     data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 12, "eval_tokens": 500}
     optim = {"lr": 0.01, "warmup": 3, "steps": 8, "batch": 4}
     return cell_from({"size": size, "gate": "gpas", "data": data, "optim": optim, **values})
+
+
+def with_gates(cell: Cell, folder: Path, alpha: float) -> Path:
+    """Return the final checkpoint of a cell, with its gates at `alpha`."""
+    network = build(cell.model)
+    with torch.no_grad():
+        for gate in network.gates():
+            gate.alpha.fill_(alpha)
+    return save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=cell.optim.steps))
 
 
 @pytest.fixture
@@ -46,27 +66,25 @@ def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written
     assert not (root / "cache").exists()
 
 
-def test_attention_with_normalised_queries_has_no_bound(root: Path) -> None:
-    with pytest.raises(GpasError, match="queries and keys without norms"):
-        examine(cell(family={"qk_norm": "head"}), root / "cache", root)
-    with pytest.raises(GpasError, match="queries and keys without norms"):
-        examine(cell(norm="hybridnorm"), root / "cache", root)
-
-
-def test_networks_with_dyt_or_a_value_residual_have_no_bounds(root: Path) -> None:
-    with pytest.raises(GpasError, match="the bounds are for norms"):
-        examine(cell(family={"norm": "dyt"}), root / "cache", root)
-    with pytest.raises(GpasError, match="the bounds are for one residual stream; norm: value-residual also passes on"):
-        examine(cell(norm="value-residual"), root / "cache", root)
-    with pytest.raises(GpasError, match="the bounds are for norms"):
-        identity_bounds(cell(family={"norm": "dyt"}), root / "cache", root)
+@pytest.mark.parametrize(
+    ("bounds", "values", "message"),
+    [
+        (examine, {"family": {"qk_norm": "head"}}, "queries and keys without norms"),
+        (examine, {"norm": "hybridnorm"}, "queries and keys without norms"),
+        (examine, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
+        (examine, {"norm": "value-residual"}, "one residual stream; norm: value-residual also passes on"),
+        (identity_bounds, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
+    ],
+)
+def test_other_networks_have_no_bounds(bounds: Any, values: dict[str, object], message: str, root: Path) -> None:
+    with pytest.raises(GpasError, match=message):
+        bounds(cell(**values), root / "cache", root)
 
 
 def test_tokenised_text_is_used_without_its_padding(root: Path) -> None:
     prepare_text(cell(), root / "cache", root, notify=lambda _: None)
     for seed in range(4):
         text = own_text(cell(seed=seed), root / "cache", root)
-        assert text is not None
         corpus = prepare_text(cell(), root / "cache", root, notify=lambda _: None)
         batch = Batches(corpus.train, 4, seed).at(0)
         length = int((batch.targets[0] >= 0).sum())
@@ -82,17 +100,12 @@ def test_text_of_another_cell_does_not_start_tokenising(root: Path) -> None:
 
 
 def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
-    trained = build(cell().model)
-    with torch.no_grad():
-        for gate in trained.gates():
-            gate.alpha.fill_(0.7)
-    path = save(root / "kept", cell().key, trained, make_adam(trained, cell().optim), Position(step=8))
+    path = with_gates(cell(), root / "kept", 0.7)
     broken = root / "step-00000009"
     broken.write_bytes(b"torn")
     report = examine(cell(), root / "cache", root, [broken, path])
     assert report.gates == "as trained (step-00000008)"
     assert report.preserved[0].predicted == pytest.approx((1 - 0.7 / (1 + 2.718281828459045**-0.7)) ** 4, rel=1e-6)
-    assert report.preserved[0].error is not None
     assert report.preserved[0].error < 1e-12
     assert "none of 1" in examine(cell(), root / "cache", root, [broken]).gates
     assert examine(cell(gate=None), root / "cache", root, [path]).preserved == ()
@@ -253,3 +266,86 @@ def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Pat
     declared = coordinates_cell(optim={"optimizer": "adafactor"})
     with pytest.raises(InvalidExperiments, match="no rule for adafactor"):
         coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)
+
+
+EXPERIMENTS = """
+version: 1
+default: small
+grids:
+  small:
+    title: Small
+    base:
+      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
+      norm: pre
+      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pack, length: 12}
+      optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}
+    axes:
+      gate: [{name: opened, like: gpas, init: 0.3}]
+"""
+
+
+def declared_base() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(EXPERIMENTS)["grids"]["small"]["base"]
+    values["optim"]["lr"] = 1e-3  # in YAML 1.1 a word
+    return values
+
+
+def keep_trained_gates(folder: Path, alpha: float) -> None:
+    """Write a run directory with the final checkpoint of the one cell, with its gates at `alpha`."""
+    cell = expand(load(folder / "experiments.yaml"), ["small"])[0].cell
+    with_gates(cell, make_attempt(folder / "runs", cell.key, {}).checkpoints, alpha)
+
+
+def test_bounds_as_json(tmp_path: Path) -> None:
+    (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
+    keep_trained_gates(tmp_path, 0.7)
+    document = gpas(tmp_path, "theory", "bounds", "opened", "--json").json["cells"][0]["bounds"]
+    assert [layer["layer"] for layer in document["layers"]] == [1, 2]
+    for layer in document["layers"]:
+        assert layer["attention"]["bound"] >= layer["attention"]["norm"] > 1
+        assert layer["bound"] == layer["attention"]["bound"] * layer["feed_forward"]["bound"]
+    assert [row["layer"] for row in document["preserved"]] == [1, 2, 3]
+    assert all(row["error"] < 1e-9 for row in document["preserved"])
+    assert document["gates"] == "as trained (step-00000004)"
+    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu").value(0.7)) ** 4, rel=1e-6)
+    document = gpas(tmp_path, "theory", "depth", "opened", "--json").json
+    assert document["depth"]["log10_joined"] > document["depth"]["log10_bound"] > 0
+    assert document["stages"]["bound"] > document["stages"]["gap"]
+    assert any("(30)" in remark for remark in document["remarks"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["experiments.yaml", "runs"]
+
+
+@pytest.mark.parametrize(("gate", "said"), [(0.3, "0.469"), (0.0, "1 everywhere"), (None, "")])
+def test_bounds_as_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], gate: float | None, said: str) -> None:
+    norm = "pre" if gate is not None else "post"
+    cell = cell_from({**declared_base(), "norm": norm, "gate": None if gate is None else {"init": gate}})
+    print_theory(examine(cell, tmp_path, tmp_path))
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("(20)", "(44)", "||J||", "random tokens", "equation 7", said))
+    assert ("appendix B" in text) == (gate is not None)
+    assert ("not the paper's" in text) == (norm == "post")
+    bound, stages = depth_theory(cell, tmp_path, tmp_path, lambda layer: None)
+    text = "\n".join([*depth_table(bound, stages).headers, *depth_results(bound, stages), *depth_remarks(cell, bound)])
+    assert "RaPTr, theorem 4.2" in text
+    assert ("(36)" in text) == ("A lacks a sigma^2" in text) == (norm == "pre")
+    assert ("not for Post-LN" in text) == (norm == "post")
+
+
+def test_laws_of_decoders_are_refused_for_a_cell_with_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    translation = {"family": "encoder-decoder", "objective": "translation"}
+    base = declared_base() | {"data": {"source": "languages", "length": 64}}
+    cell = cell_from({**base, **translation})
+    monkeypatch.setattr(command, "find_cells", lambda names: [SimpleNamespace(cell=cell)])
+    with pytest.raises(GpasError, match="only for decoders"):
+        command.norms(cell="translating")
+
+
+@pytest.mark.parametrize(("power", "code"), [(0, Exit.DONE), (1, Exit.FAILED)])
+def test_a_stream_that_grows_with_the_width_in_mup_is_not_flat(
+    power: int, code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = "gpas_cli.extensions.theory.growth._changes"
+    monkeypatch.setattr(changes, lambda cell, *_: [float(cell.model.size.hidden**power)] * 4)
+    face = Face(tmp_path / "project", tiny(FOUR))
+    said = face("theory", "coordinates", "tiny/s1", expect=code).out
+    assert ("not flat" in said) == bool(power)

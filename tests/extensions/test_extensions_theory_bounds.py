@@ -240,7 +240,6 @@ def test_bounds_of_the_curse_of_depth_as_printed(norm: object) -> None:
             if "proj" in name:
                 parameter.copy_(parameter.sign() * sigma)
     found = depth_bound(model, sample().tokens)
-    assert found is not None
     root = 2 * d * h * (math.sqrt(s) + 2 + 1 / math.sqrt(s))
     a = sigma**2 / (math.sqrt(d) + math.sqrt(ffn)) ** 2
     a += root * sigma**2 * (d * math.sqrt(d_head) + 1 + math.sqrt(d_head / d))
@@ -268,14 +267,12 @@ def test_the_curse_of_depths_products_hold_only_by_the_room_that_attention_leave
         layer.mlp = Linear(layer.mlp)
     tokens = sample(4).tokens
     found = depth_bound(model, tokens)
-    assert found is not None
     assert found.log10_joined > found.log10_bound > through_all_but_the_last(model, tokens) > 0
     with torch.no_grad():
         for name, parameter in model.model.layers.named_parameters():
             if "self_attn" in name:
                 parameter.zero_()
     found = depth_bound(model, tokens)
-    assert found is not None
     measured = through_all_but_the_last(model, tokens)
     assert measured > 20 * found.log10_bound  # (30) divides where (29) multiplies
     c_ffn = (math.sqrt(32) + math.sqrt(80)) ** 2
@@ -313,7 +310,6 @@ def test_theorem_4_2_of_raptr(norm: str, family: dict[str, object]) -> None:
     if "head_transform" in family:
         assert found.constant is found.bound is None
         return
-    assert found.bound is not None
     assert found.bound >= found.gap > 0
 
 
@@ -335,7 +331,6 @@ def test_the_loss_of_a_head_changes_by_at_most_c_times_the_change_of_its_input(k
         return nn.functional.cross_entropy(logits, targets, reduction="none")
 
     constant = _constant(model, x)
-    assert constant is not None
     moved = (losses(x + change * x.norm(dim=-1, keepdim=True)) - losses(x)).abs()
     assert (moved <= constant * change.norm(dim=-1).flatten()).all()
     assert moved.max() > 0.001 * constant * min(size, 2)

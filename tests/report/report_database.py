@@ -18,14 +18,8 @@ def add(
     facts = {"grid": "demo", "name": "a", "axes": {}, "executor": "local", "precision": "fp32", "device": "cpu", **more}
     with Session(engine) as session:
         session.merge(StageRow(key=key, kind="pretrain", parents=[], cell=cell.to_mapping()))
-        attempt = AttemptRow(
-            id=1000 * (cell.seed + 1) - number,
-            stage_key=key,
-            number=number,
-            directory=f"{key[:2]}/{key}/{number:03}",
-            outcome=outcome,
-            **facts,
-        )
+        place = {"stage_key": key, "number": number, "directory": f"{key[:2]}/{key}/{number:03}"}
+        attempt = AttemptRow(id=1000 * (cell.seed + 1) - number, outcome=outcome, **place, **facts)
         session.add(attempt)
         session.flush()
         if perplexity is not None:

@@ -13,6 +13,7 @@ from face import Face, tiny
 from gpas_cli import results
 from gpas_cli.errors import GpasError, UnknownCell
 
+pytestmark = pytest.mark.usefixtures("project")
 NOTEBOOK = Path(__file__).parents[2] / "docs/how-to/notebook.ipynb"
 CLAIM = """\
 claims:
@@ -53,7 +54,6 @@ def project(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-@pytest.mark.usefixtures("project")
 def test_cells_have_their_labels_states_and_facts() -> None:
     cells = results.cells("quickstart")
     assert len(cells) == 8
@@ -65,7 +65,6 @@ def test_cells_have_their_labels_states_and_facts() -> None:
     assert cells.last_step.isna().sum() == 2
 
 
-@pytest.mark.usefixtures("project")
 def test_metrics_are_in_long_form() -> None:
     metrics = results.metrics("quickstart", where=["norm=pre", "seed=1"])
     assert [*metrics.columns[-4:]] == ["stage", "metric", "value", "stderr"]
@@ -75,7 +74,6 @@ def test_metrics_are_in_long_form() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("project")
 def test_curves_have_a_row_for_each_point() -> None:
     loss = results.curves("loss", ["pre-s1", "quickstart/lns-s1"])
     steps = [1, 10, 20, 30, 40]
@@ -87,7 +85,6 @@ def test_curves_have_a_row_for_each_point() -> None:
     assert len(results.curves("loss", "other")) == 0
 
 
-@pytest.mark.usefixtures("project")
 def test_a_table_has_intervals_and_published_numbers() -> None:
     table = results.table("quickstart").set_index("row")
     row = table.loc["Pre-LN + GPAS"]
@@ -98,7 +95,6 @@ def test_a_table_has_intervals_and_published_numbers() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("project")
 def test_claims_have_a_row_for_each_part() -> None:
     claims = results.claims("gate-lowers")
     assert claims[["part", "verdict", "effect", "n"]].values.tolist() == [
@@ -112,7 +108,6 @@ def test_claims_have_a_row_for_each_part() -> None:
         results.claims("gate-lower")
 
 
-@pytest.mark.usefixtures("project")
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(GpasError, match="no curve 'lss' is recorded; did you mean 'loss'"):
         results.curves("lss")
@@ -148,7 +143,6 @@ def test_a_result_without_a_directory_is_left_out(made: Path, tmp_path: Path, mo
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("project")
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed").use("Agg")
     names: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """With --json a command prints what its JSON Schema says, and nothing else on standard output."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -181,16 +181,7 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
     assert speaking == {f"gpas {name}" for name in documents()} - own
 
 
-@pytest.mark.parametrize(
-    ("change", "sound"),
-    [
-        (lambda document: None, True),
-        (lambda document: document.pop("total"), False),
-        (lambda document: document["cells"][0].update(state="sublimated"), False),
-        (lambda document: document["cells"][0].update(surplus=1), False),
-    ],
-)
-def test_the_check_can_fail(read: Face, change: Callable[[Any], Any], sound: bool) -> None:
+def test_the_check_can_fail(read: Face) -> None:
     document = read("status", "small", "--json").json
-    change(document)
-    assert validator("status", closed=True).is_valid(document) == sound
+    document["cells"][0].update(surplus=1)
+    assert not validator("status", closed=True).is_valid(document)

@@ -1,4 +1,4 @@
-"""`gpas status`: a summary per grid, the cells that need attention, and what fits on a screen."""
+"""`gpas status`: a summary per grid, the cells that need attention, what fits on a screen and is drawn again."""
 
 import io
 import re
@@ -9,6 +9,7 @@ from face import EXPERIMENTS, START, TRAINED, Face, alive, end, step
 from rich.console import Console, Group
 from scored import finish_cells
 
+from gpas_cli import period
 from gpas_cli.cli import console, selection
 from gpas_cli.cli.commands import status
 from gpas_cli.cli.commands.status import View
@@ -57,20 +58,16 @@ def test_the_summary_fits_24_lines_with_each_name_whole(cells: Face, monkeypatch
     cells("status")
     lines = drawn.file.getvalue().splitlines()
     assert len(lines) < 14
-    assert [line.split()[0] for line in lines if line.startswith("small/")] == [
-        "small/post-s2",
-        "small/pre-gpas-s1",
-        "small/pre-gpas-s2",
-    ]
+    listed = [line.split()[0] for line in lines if line.startswith("small/")]
+    assert listed == ["small/post-s2", "small/pre-gpas-s1", "small/pre-gpas-s2"]
     assert any(line.startswith("and 3 more: 3 failed") for line in lines)
 
 
 def test_a_run_of_several_grids_is_listed_in_the_one_that_was_started(cells: Face) -> None:
     run = cells.recorded(cells.entry("pre-gpas-s1", "shares"), ("start", START), ("step", step(1)))
     with alive(run):
-        assert [line.split()[0] for line in cells("status").out.splitlines() if "gpas-s1" in line] == [
-            "shares/pre-gpas-s1"
-        ]
+        listed = [line.split()[0] for line in cells("status").out.splitlines() if "gpas-s1" in line]
+        assert listed == ["shares/pre-gpas-s1"]
         running = [line for line in cells("status", "--watch").out.splitlines() if "pre-gpas-s1" in line]
         assert len(running) == 1
         assert "shares/pre-gpas-s1" in running[0]
@@ -82,11 +79,8 @@ def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
     assert counted in cells("status", "--all").out
     assert any(counted in finding["detail"] for finding in cells("doctor", "--json").json["findings"])
     document = cells("status", "--json").json
-    assert document["total"] == {
-        "cells": 10,
-        "rows": 14,
-        "states": {"done": 2, "running": 1, "failed": 1, "missing": 6},
-    }
+    states = {"done": 2, "running": 1, "failed": 1, "missing": 6}
+    assert document["total"] == {"cells": 10, "rows": 14, "states": states}
     assert [(grid["grid"], grid["cells"]) for grid in document["grids"]] == [("small", 8), ("shares", 6)]
     assert {cell["grid"] for cell in document["cells"]} == {"small"}  # `shares` was not started
 
@@ -168,3 +162,31 @@ def test_cells_at_different_stages_name_their_results(face: Face) -> None:
     assert re.search(r"cell +key +state +result", several)
     assert re.search(r"scored/pre-gpas +\w+ +done +accuracy 46\.00 %", several)
     assert re.search(r"done +perplexity \d", several)
+
+
+def test_a_log_gets_few_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr(period.time, "monotonic", lambda: now)
+    with console.working("measuring") as show:
+        for number in range(20):
+            show(f"update {number}")
+            now += console.LOG_SECONDS / 10
+    assert capsys.readouterr().err == "update 0\nupdate 10\n"
+
+
+def test_a_view_is_drawn_again_until_it_is_interrupted(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Console(file=io.StringIO(), width=100, height=40, color_system=None, force_terminal=True)
+    frames: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        frames.append(drawn.file.getvalue())  # type: ignore[attr-defined]
+        drawn.file = io.StringIO()
+        if len(frames) == 2:
+            raise KeyboardInterrupt
+        face.ended("pre-s2", "failed")
+
+    monkeypatch.setattr(console, "_console", lambda _: drawn)
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    face.ended("pre-s1", "done", 4.5)
+    face("status", "--watch")
+    assert ["1 failed" in frame for frame in frames] == [False, True]

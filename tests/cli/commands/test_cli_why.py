@@ -1,7 +1,7 @@
 """`gpas why`: how each attempt ended and why it was made, and what a number of a table was computed from."""
 
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 
 import pytest
@@ -68,10 +68,8 @@ def test_warnings_of_long_runs_are_logged_and_counted_by_status(face: Face) -> N
     assert "the disk is slow" in face("logs", "pre-s1").out
     face.attempt("pre-gpas-s1", ("start", START), late, late, ("outcome", {"outcome": "diverged", "step": 3}))
     said = face("status", "small").out
-    assert [line.split(", ")[-1].strip() for line in said.splitlines() if "warning" in line] == [
-        "1 warning",
-        "2 warnings",
-    ]
+    warned = [line.split(", ")[-1].strip() for line in said.splitlines() if "warning" in line]
+    assert warned == ["1 warning", "2 warnings"]
     counted = {cell["name"]: cell["warnings"] for cell in face("status", "small", "--json").json["cells"]}
     assert (counted["pre-s1"], counted["pre-gpas-s1"], sum(counted.values())) == (1, 2, 3)
 
@@ -89,22 +87,9 @@ def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:
     check("why", said)
     pretrain, downstream = said["stages"]
     assert pretrain["scores"] == []
-    assert [(one["task"], one["metric"]) for one in downstream["scores"]] == [
-        ("indent", "acc"),
-        ("indent", "acc_norm"),
-        ("bracket", "acc"),
-        ("bracket", "acc_norm"),
-    ]
-    assert downstream["scores"][0] == {
-        "task": "indent",
-        "metric": "acc",
-        "value": 0.41,
-        "stderr": 0.0125,
-        "examples": 1200,
-        "shots": 0,
-        "task_version": "1",
-        "harness": "gpas_cli 0.1.0",
-    }
+    found = [(one["task"], one["metric"]) for one in downstream["scores"]]
+    assert found == [*product(("indent", "bracket"), ("acc", "acc_norm"))]
+    assert downstream["scores"][0].items() <= vars(score("indent", 0.41)).items()
     (line,) = (line for line in face("why", "scored/pre-gpas").out.splitlines() if line.startswith("  indent   acc  "))
     assert line.split() == ["indent", "acc", "41.00", "%", "1.25", "%", "1,200", "0", "1", "gpas_cli", "0.1.0"]
 
@@ -134,10 +119,8 @@ def test_the_attempt_that_measured_scores_which_were_taken_over_is_named(face: F
     scores = [score("indent", 0.5, taken_from=f"{other}/001"), score("bracket", 0.5, taken_from=f"{gone}/012")]
     attempt_at(face.runs, gated, [event_of({"kind": "start", **START}), *scores, Outcome("done", 2)], place=1)
     lines = face("logs", gated.id).out.splitlines()
-    assert [line.partition(", ")[2] for line in lines if "taken over" in line] == [
-        f"taken over from {other}/001",
-        f"taken over from {gone}/012",
-    ]
+    taken = [line.partition(", ")[2] for line in lines if "taken over" in line]
+    assert taken == [f"taken over from {other}/001", f"taken over from {gone}/012"]
 
 
 def test_a_cell_of_a_table_is_traced_to_its_runs(face: Face) -> None:

@@ -255,13 +255,8 @@ def test_a_heat_map_has_its_numbers_as_a_table(window: Any, tmp_path: Path) -> N
     one = {"title": "Pre-LN", "colour": 0, "style": 0, "shade": None, "runs": 1, "columns": [1, 2]}
     series = [{**one, "rows": [[0.25, 0.5], [0.125, None]]}, {**one, "title": "LNS", "rows": [[1, 2], [3, 4]]}]
     panel = frame(Figure("", "first layer", "number of layers", heat_map="angular distance"))
-    figure = {
-        "name": "f",
-        "heading": "Figure 1",
-        "missing": 0,
-        "command": "",
-        "panels": [{**vars(panel), "series": series}],
-    }
+    words = {"name": "f", "heading": "Figure 1", "missing": 0, "command": ""}
+    figure = {**words, "panels": [{**vars(panel), "series": series}]}
     path = tmp_path / "page.html"
     path.write_text(to_html(Content("demo", 0.0, {}, figures=[figure])).html)
     made = Visit(window)

@@ -1,4 +1,7 @@
-"""The report page as a file, and its server: text of others stays text, nothing is fetched, who gets an answer."""
+"""The report page as a file, and its server: text of others stays text, nothing is fetched, who gets an answer.
+
+`gpas report --serve` as a process: its address, its answers when files disappear, and its end.
+"""
 
 import base64
 import hashlib
@@ -6,28 +9,37 @@ import http.client
 import json
 import math
 import re
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from descriptors import descriptors, opened_since
-from face import Face, tiny
+from face import FOUR, Face, tiny
 from launching import until
 from live_source import Source, served
 from report_cells import entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.errors import GpasError
+from gpas_cli.cli.selection import experiments
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extensions.curves.series import CellCurve
+from gpas_cli.extensions.page import server as server_module
 from gpas_cli.extensions.page.charts import _panels, thinned
+from gpas_cli.extensions.page.command import PageSource
 from gpas_cli.extensions.page.content import paper_tables
 from gpas_cli.extensions.page.document import ASSETS, SCRIPTS
 from gpas_cli.extensions.page.server import IDLE_SHARE as IDLE
-from gpas_cli.extensions.page.server import PageServer
+from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -286,36 +298,25 @@ def test_a_used_port_is_one_clear_message(server: PageServer) -> None:
         PageServer(Source().page(refresh=1.0), server.server_port)
 
 
-def test_a_fresh_snapshot_is_not_taken_again() -> None:
+def later(page: LivePage, last: Any) -> Any:
+    """Return the snapshot after the time for which a page keeps its last one."""
+    time.sleep(IDLE * max(last.seconds, 0.001))
+    return page.snapshot()
+
+
+def test_a_snapshot_is_taken_again_when_it_is_old_and_its_tag_changes_with_the_cells() -> None:
     source = Source()
     page = source.page(refresh=1000.0)
     assert page.snapshot() is page.snapshot()
-    assert source.calls == 1
-
-
-def test_the_tag_changes_with_the_cells_and_not_with_the_time() -> None:
-    source = Source()
     page = source.page(refresh=0.0)
     first = page.snapshot()
-    time.sleep(IDLE * max(first.seconds, 0.001))
-    second = page.snapshot()
-    assert second is not first
-    assert second.tag == first.tag
-    source.cells = ({"id": "a/b"},)
-    time.sleep(IDLE * max(second.seconds, 0.001))
-    assert page.snapshot().tag != first.tag
-
-
-def test_equal_content_is_not_encoded_again() -> None:
-    source = Source()
-    page = source.page(refresh=0.0)
-    first = page.snapshot()
-    time.sleep(IDLE * max(first.seconds, 0.001))
-    second = page.snapshot()
-    assert (source.calls, second is first) == (2, False)
-    assert second.data is first.data
+    second = later(page, first)
+    assert (source.calls, second is first, second.tag == first.tag) == (3, False, True)
+    assert second.data is first.data  # equal content is not encoded again
     assert second.data in second.document.html
     assert json.loads(second.data)["made"] == round(first.content.made)  # when it has changed last
+    source.cells = ({"id": "a/b"},)
+    assert later(page, second).tag != first.tag
 
 
 def test_without_the_database_the_page_says_so() -> None:
@@ -346,3 +347,106 @@ def test_details_of_unknown_cells_are_none() -> None:
     page = Source().page(refresh=1.0)
     assert page.cell("a/b") == b'{"name":"a/b"}'
     assert page.cell("../../etc/passwd") is None
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Face:
+    made = Face(tmp_path / "project", tiny(FOUR))
+    made.train_all()
+    return made
+
+
+@pytest.fixture
+def serving(project: Face) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "gpas_cli", "report", "--serve", "--port", "0", "--refresh", "1"],
+        cwd=project.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    yield started
+    started.kill()
+    started.communicate()
+
+
+def address(serving: subprocess.Popen[str]) -> str:
+    assert serving.stdout
+    found = re.fullmatch(r"Serving (http://localhost:\d+/\S+/)", serving.stdout.readline().strip())
+    assert found
+    # Read here: `communicate` does not see what is already in the buffer of `stdout`.
+    assert "ssh -L " in serving.stdout.readline()
+    return found[1]
+
+
+def read(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return dict(json.loads(answer.read()))
+
+
+@pytest.mark.long
+def test_the_page_survives_its_files_and_stops_at_ctrl_c(project: Face, serving: subprocess.Popen[str]) -> None:
+    url = address(serving)
+    cells = read(f"{url}data.json")["cells"]
+    assert [cell["state"] for cell in cells] == ["done"] * 4
+    opened = read(f"{url}cell.json?id={cells[0]['id']}")
+    assert opened["attempts"][0]["outcome"] == "done"
+    assert "| printed by the job" in opened["log"]
+
+    shutil.rmtree(project.runs)
+    for file in project.folder.glob("gpas.db*"):
+        file.unlink()
+    while {cell["state"] for cell in read(f"{url}data.json")["cells"]} != {"missing"}:
+        time.sleep(0.1)
+    assert [grid["name"] for grid in read(f"{url}data.json")["grids"]] == ["tiny"]
+
+    serving.send_signal(signal.SIGINT)
+    out, err = serving.communicate(timeout=20)
+    assert serving.returncode == Exit.DONE
+    assert out.endswith("Stopped.\n")
+    assert err == ""
+
+
+def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
+    project: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project("db", "sync")
+    (project.folder / "gpas.db").write_bytes(b"no database" * 100)
+    for suffix in ("-wal", "-shm"):
+        (project.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
+    monkeypatch.chdir(project.folder)
+    experiments.cache_clear()
+    source = PageSource(None, None)
+    shown = LivePage(source.collect, source.rescue, source.details, 1000.0).snapshot().content
+    assert "cannot be read" in shown.problem
+    assert shown.states == {"done": 4}
+
+
+def test_unknown_grids_and_used_ports_are_one_message(project: Face, serving: subprocess.Popen[str]) -> None:
+    assert "did you mean 'tiny'?" in project("report", "--serve", "tiney", expect=Exit.USAGE).err
+    port = re.search(r":(\d+)/", address(serving))
+    assert port
+    said = project("report", "--serve", "--port", port[1], expect=Exit.USAGE).err
+    assert said.startswith(
+        f"gpas: port {port[1]}: another program uses it; choose another one: `gpas report --serve --port "
+    )
+    assert said.count("\n") == 1
+
+
+def test_clients_that_send_byte_by_byte_keep_nobody_from_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = LivePage(lambda: pytest.fail("no content"), lambda *_: pytest.fail("no content"), {"a": {"x": 1}}.get, 1.0)
+    with ExitStack() as stack, PageServer(page, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        slow = [socket.create_connection(server.server_address[:2]) for _ in range(3 * MOST_UNREAD)]
+        for one in slow:
+            stack.enter_context(one)
+            one.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(5):
+            assert read(f"http://127.0.0.1:{server.server_port}{server.path}cell.json?id=a") == {"x": 1}
+        assert slow[0].recv(1) == b""  # the oldest of too many
+        monkeypatch.setattr(server_module, "_TIMEOUT_SECONDS", 0)
+        assert slow[-1].recv(1) == b""  # it has not sent its request in time

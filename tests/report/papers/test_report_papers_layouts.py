@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from named_papers import PACKS, SOURCES, load, numbers, printed, published, tables, value_of
+from named_papers import PACKS, SOURCES, TABLES, load, numbers, printed, published, tables, value_of
 from report_cells import entry
 from shipped import cells_of
 
@@ -106,7 +106,6 @@ def test_latex_needs_no_character_beyond_pdflatex() -> None:
         assert all(ord(character) < 256 for character in render(published_table(part), "latex")), part.spec.title
 
 
-EVERY_TABLE = [published(source, name) for source in SOURCES for name in tables(source)]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 WHOLE = cell_from({"size": "71m", "optim": OPTIM, "finetune": {}, "downstream": {}}).to_mapping() | {
     "glue": plain(Glue())
@@ -119,7 +118,7 @@ def differing(one: Any, table: str, source: str = "gpas") -> dict[str, tuple[Any
 
 def test_every_table_names_its_recipe() -> None:
     untrained = {"raptr: table9_speed", "raptr: table10_speed"}
-    named = {f"{table.source}: {table.name}" for table in EVERY_TABLE if not recipes(table)}
+    named = {f"{table.source}: {table.name}" for table in TABLES if not recipes(table)}
     assert named == untrained
 
 

@@ -45,19 +45,18 @@ def declared() -> Declared:
 
 
 def grid(name: str, **table: Any) -> Grid:
-    return Grid(
-        name,
-        name,
-        MARK,
-        Node({}, MARK),
-        table=TableSpec(name, **{"published": by_paper(table.pop("published", {})), **table}),
-    )
+    own = TableSpec(name, **{"published": by_paper(table.pop("published", {})), **table})
+    return Grid(name, name, MARK, Node({}, MARK), table=own)
+
+
+def served_part(source: str, number: str, declared: Declared) -> tuple[Table, Serving]:
+    """Return a printed table of one part, and what serves it."""
+    (part,) = printed(source, number)
+    return part, serving(part, declared)
 
 
 def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
-    found = serving(TABLE_2, {"mine": (grid("mine", published={"gpas": published}), entries)})
-    assert found is not None
-    return found
+    return serving(TABLE_2, {"mine": (grid("mine", published={"gpas": published}), entries)})
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,7 @@ def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
     [("1", "spike-table1", 16), ("2", "spike-table2", 8), ("6", "spike-xavier", 12), ("7", "spike-table7", 24)],
 )
 def test_perplexities_on_texts_beside_the_stage_texts(declared: Declared, number: str, grid: str, cells: int) -> None:
-    (part,) = printed("spike_no_more", number)
-    found = serving(part, declared)
+    _, found = served_part("spike_no_more", number, declared)
     assert (found.grid.name, len(found.places)) == (grid, cells)
     first = found.entries[0]
     scored = result(
@@ -78,8 +76,7 @@ def test_perplexities_on_texts_beside_the_stage_texts(declared: Declared, number
 
 
 def test_the_best_of_several_rates_is_shown(declared: Declared) -> None:
-    (part,) = printed("raptr", "7")
-    found = serving(part, declared)
+    _, found = served_part("raptr", "7", declared)
     losses = {1e-4: 1.75, 1.6e-4: 1.73, 2.5e-4: 1.74}
     results: dict[str, Result] = {}
     for one in found.entries:
@@ -97,9 +94,7 @@ def test_the_best_of_several_rates_is_shown(declared: Declared) -> None:
 
 @pytest.mark.parametrize(("number", "rows"), [("1", 5), ("3", 5), ("4", 10), ("5", 5), ("7", 3)])
 def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared, number: str, rows: int) -> None:
-    (part,) = printed("raptr", number)
-    found = serving(part, declared)
-    assert found is not None
+    part, found = served_part("raptr", number, declared)
     results: dict[str, Result] = {}
     for one in found.entries:
         results |= result(one, metrics={"equivalent_updates": relative_flops(one.cell) * one.cell.optim.steps})
@@ -123,7 +118,6 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
     parts = {source: printed(source, number)[0] for source, number in (("curse_of_depth", "1"), ("gpas", "2"))}
     table2 = {"table2": declared["table2"]}
     curse = serving(parts["curse_of_depth"], table2)
-    assert curse is not None
     results: dict[str, Result] = {}
     for line in parts["curse_of_depth"].rows:
         for cell, n in zip(line.published, (801, 101, 101, 201), strict=True):
@@ -140,7 +134,6 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
         in note_of(table, "compared")
     )
     gpas = serving(parts["gpas"], table2)
-    assert gpas is not None
     beside_gpas = paper_table(gpas, {}, results)
     pre_130m = next(row for row in beside_gpas.rows if row.title == "Pre-LN").cells[1]
     assert pre_130m.summary.mean == pytest.approx(26.41, abs=0.005)  # 26.73 in The Curse of Depth
@@ -156,9 +149,7 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
 
 
 def test_a_run_that_the_paper_could_not_finish_is_shown_as_printed(declared: Declared) -> None:
-    (part,) = printed("spike_no_more", "7")
-    found = serving(part, declared)
-    assert found is not None
+    _, found = served_part("spike_no_more", "7", declared)
     table = paper_table(found, {}, {})
     failed = next(row for row in table.rows if (row.section, row.title) == ("1.7B parameters", "Vanilla")).cells[0]
     assert failed.printed["spike_no_more"].cell.text == "N/A"
@@ -171,15 +162,9 @@ def note_of(table: Table, kind: str) -> str:
 
 
 def test_a_place_has_the_metric_and_the_published_table_of_its_column(declared: Declared) -> None:
-    (part,) = printed("raptr", "7")
-    found = serving(part, declared)
-    name = place_name("raptr:7[RAPTR,Eval loss]")
-    assert found is not None
-    assert name is not None
-    place = find_place(paper_table(found, {}, {}), name)
-    assert place.metric.name == "masked_loss"
-    beside = place.cell.printed["raptr"].cell.table
-    assert beside.name == "table7_loss"
+    _, found = served_part("raptr", "7", declared)
+    place = find_place(paper_table(found, {}, {}), place_name("raptr:7[RAPTR,Eval loss]"))
+    assert (place.metric.name, place.cell.printed["raptr"].cell.table.name) == ("masked_loss", "table7_loss")
 
 
 def test_a_shorter_run_of_another_grid_is_not_taken_for_a_number(declared: Declared) -> None:
@@ -259,7 +244,6 @@ def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
         for stage in one.cell.stages:
             results |= result(one, stage=stage.kind, metrics={"accuracy/mmlu": 20.0 + i, "perplexity": 1.0})
     found = serving(part, {"mine": (grid("mine"), entries)})
-    assert found is not None
     lines = render(paper_table(found, {}, results), "markdown").splitlines()
     assert lines[4].startswith("| LLaMA-250M |  |")
     assert lines[5].startswith("| Post-LN | **21.00** | 22.95 |")
@@ -422,9 +406,7 @@ def four_methods() -> Table:
 
 
 def find(words: str) -> Place:
-    name = place_name(f"demo[{words}]")
-    assert name is not None
-    return find_place(four_methods(), name)
+    return find_place(four_methods(), place_name(f"demo[{words}]"))
 
 
 @pytest.mark.parametrize(

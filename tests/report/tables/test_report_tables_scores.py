@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from report_cells import entry, result, score, spec
+from report_cells import comparison, entry, result, score, spec
 
 from gpas_cli.events import Score
 from gpas_cli.extensions.claims.evaluate import evaluate
 from gpas_cli.grid import Entry
-from gpas_cli.grid.declared import Claim, Comparison, Feature
+from gpas_cli.grid.declared import Claim, Feature
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
@@ -20,6 +20,14 @@ from gpas_cli.spec.downstream import _POSTER, metrics_of
 
 PUBLISHED = {"gpas": "table3_accuracy", "poster": "finetuned_accuracy"}
 NINE = {"size": "1b", "downstream": {"tasks": ["poster"]}}
+
+
+def scored(
+    lone: Entry, stage: str, metrics: dict[str, float], scores: Sequence[Score], **changed: object
+) -> dict[str, Result]:
+    """Return the results of a training and of a stage that scores it."""
+    own = result(lone, stage=stage, metrics=metrics)
+    return result(lone, 20.0) | {key: replace(one, scores=tuple(scores), **changed) for key, one in own.items()}
 
 
 def table_of(
@@ -33,10 +41,7 @@ def table_of(
     named = ["poster"] if tasks is _POSTER else tasks
     lone = entry(**(NINE | {"downstream": {"tasks": named, "limit": limit}}))
     metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, tasks)
-    found = result(lone, 20.0) | {
-        key: replace(own, scores=scores, outcome=outcome)
-        for key, own in result(lone, stage="downstream", metrics=metrics).items()
-    }
+    found = scored(lone, "downstream", metrics, scores, outcome=outcome)
     return build([lone], states or {}, found, spec(columns=columns, value="accuracy", published=PUBLISHED))
 
 
@@ -130,19 +135,10 @@ def test_a_claim_says_which_scores_leave_many_questions_out() -> None:
         known = {}
         for gate, value in (("none", 50.0), ("gpas", 60.0)):
             cell = entry(gate=gate, **NINE)
-            own = result(cell, stage="downstream", metrics={"accuracy/piqa": value})
             skipped = score("piqa", metric="skipped", value=left_out, stderr=None, examples=1838 - left_out)
-            known |= {key: replace(one, scores=(score("piqa"), skipped)) for key, one in own.items()}
-            known |= result(cell, 20.0)
+            known |= scored(cell, "downstream", {"accuracy/piqa": value}, [score("piqa"), skipped])
         cells = tuple(entry(gate=gate, **NINE) for gate in ("none", "gpas"))
-        compared = Comparison(
-            says="",
-            grids=("demo",),
-            subject={"gate": ("gpas",)},
-            against={"gate": "none"},
-            high=0.0,
-            value=Feature(metric="accuracy/piqa"),
-        )
+        compared = comparison(value=Feature(metric="accuracy/piqa"), by=())
         (part,) = evaluate(Claim("c", "A claim.", (compared,)), Recorded(cells, {}, known)).parts
         assert part.n == 1
         assert (said in part.reason) if said else "not scored" not in part.reason
@@ -152,9 +148,7 @@ def test_a_mixture_of_versions_of_a_task_is_noted() -> None:
     one, two = entry(seed=1, **NINE), entry(seed=2, **NINE)
     found = {}
     for lone, version in ((one, "1.0"), (two, "2.0")):
-        own = result(lone, stage="downstream", metrics={"accuracy/piqa": 50})
-        scored = {key: replace(r, scores=(score("piqa", task_version=version),)) for key, r in own.items()}
-        found |= result(lone, 20.0) | scored
+        found |= scored(lone, "downstream", {"accuracy/piqa": 50}, [score("piqa", task_version=version)])
     table = build([one, two], {}, found, spec(columns="task", value="accuracy"))
     assert "PIQA: the scores mix task versions: 1.0 (1), 2.0 (1)" in texts(table, "mixture")
 
@@ -163,27 +157,20 @@ GPT = {"hidden": 1024, "ffn": 4096, "heads": 16, "layers": 24}
 VALUES = {"wikitext": 31.5, "lambada_openai": 25.25, "notes": 80.0}
 
 
-def scored() -> Entry:
+def gpt() -> Entry:
     return entry(
         size={"like": "71m", **GPT}, axes={"size": "gpt-350m"}, family="gpt", init="small",
         data={"like": "c4", "length": 512}, texts={"texts": ["wikitext", "lambada_openai", "notes=notes/*.txt"]},
     )  # fmt: skip
 
 
-def results(lone: Entry, **changed: object) -> dict[str, Result]:
-    metrics = {f"text_perplexity/{name}": value for name, value in VALUES.items()}
-    scores = tuple(
-        score(name, value, metric="text_perplexity", stderr=None, harness="gpas-cli 1")
-        for name, value in VALUES.items()
-    )
-    own = result(lone, stage="texts", metrics=metrics)
-    return result(lone, 20.0) | {key: replace(one, scores=scores, **changed) for key, one in own.items()}
-
-
 def table(columns: str = "text", value: str = "text_perplexity", **changed: object) -> Table:
-    lone = scored()
+    usual = {"metric": "text_perplexity", "stderr": None, "harness": "gpas-cli 1"}
+    metrics = {f"text_perplexity/{name}": number for name, number in VALUES.items()}
+    scores = [score(name, number, **usual) for name, number in VALUES.items()]
     published = {"spike_no_more": "table1_perplexity"}
-    return build([lone], {}, results(lone, **changed), spec(columns=columns, value=value, published=published))
+    found = scored(lone := gpt(), "texts", metrics, scores, **changed)
+    return build([lone], {}, found, spec(columns=columns, value=value, published=published))
 
 
 def test_every_text_has_a_column_and_those_of_the_paper_its_numbers() -> None:
@@ -194,7 +181,7 @@ def test_every_text_has_a_column_and_those_of_the_paper_its_numbers() -> None:
     assert [{s: p.value for s, p in cell.printed.items()} for cell in row.cells] == [
         {"spike_no_more": 30.03}, {"spike_no_more": 24.73}, {},
     ]  # fmt: skip
-    assert [note.text for note in notes(made) if note.kind == "scores"] == [
+    assert texts(made, "scores") == [
         "WikiText (500 documents), LAMBADA (500 documents), notes (500 documents): scored by gpas-cli 1"
     ]
     assert find_place(made, place_name("demo[pre,lambada]")).column == 1
@@ -212,14 +199,9 @@ def rounded(columns: str, value: str, **changed: object) -> Table:
     lone = entry(quantised={"bits": [4, 8]})
     rises = {"quantised_rise/int8": 0.005, "quantised_rise/int4": 0.18}
     metrics = {f"quantised_perplexity/{name}": number for name, number in QUANTISED.items()} | rises
-    scores = tuple(
-        score(name, number, metric="quantised_perplexity", harness="gpas_cli") for name, number in QUANTISED.items()
-    )
-    found = result(lone, 20.0) | {
-        key: replace(one, scores=scores, **changed)
-        for key, one in result(lone, stage="quantised", metrics=metrics).items()
-    }
-    return build([lone], {}, found, spec(columns=columns, value=value, published={}))
+    usual = {"metric": "quantised_perplexity", "harness": "gpas_cli"}
+    found = scored(lone, "quantised", metrics, [score(*one, **usual) for one in QUANTISED.items()], **changed)
+    return build([lone], {}, found, spec(columns=columns, value=value))
 
 
 def test_every_number_of_bits_has_a_column_and_the_rise_none_without_rounding() -> None:
@@ -233,6 +215,6 @@ def test_every_number_of_bits_has_a_column_and_the_rise_none_without_rounding() 
 
 
 def test_embeddings_with_a_large_shortcut_by_init_small_are_noted() -> None:
-    (found,) = [note.text for note in notes(build([entry(init="small")], {}, {}, spec())) if note.kind == "override"]
+    (found,) = texts(build([entry(init="small")], {}, {}, spec()), "override")
     assert found.startswith("71m-pre-none-1: init: small starts the embedding at std 0.632, a large shortcut")
-    assert not [note for note in notes(table()) if note.kind == "override"]
+    assert texts(table(), "override") == []

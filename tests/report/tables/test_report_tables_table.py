@@ -11,10 +11,10 @@ import pytest
 from report_cells import OPTIM, entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.report.recorded import Recorded, stage_keys
+from gpas_cli.report.recorded import Recorded, Result, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build
 from gpas_cli.report.tables.notes import gains, notes
@@ -57,6 +57,15 @@ def test_pairs_only_seeds_that_both_have() -> None:
     )
 
 
+def declared(folder: Path, text: str) -> tuple[list[Entry], TableSpec]:
+    """Return the cells and the table of the one grid of a file."""
+    path = folder / "experiments.yaml"
+    path.write_text(text)
+    experiments = load(path)
+    (grid,) = experiments.grids.values()
+    return expand(experiments, [grid.name]), grid.table_spec
+
+
 LISTED = """\
 version: 1
 recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 2, batch: 2}}
@@ -85,12 +94,8 @@ grids:
     ],
 )
 def test_rows_columns_and_bands_are_listed_by_their_labels(rows: str, titles: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "experiments.yaml"
-    path.write_text(LISTED.replace("ROWS", rows))
-    experiments = load(path)
-    entries = expand(experiments, ["mine"])
-    results = valued(entries, [30 + i / 7 for i in range(len(entries))])
-    table = build(entries, {}, results, experiments.grids["mine"].table_spec)
+    entries, listed = declared(tmp_path, LISTED.replace("ROWS", rows))
+    table = build(entries, {}, valued(entries, [30 + i / 7 for i in range(len(entries))]), listed)
     header, *lines = sheet(table).texts(PLAIN)
     assert header == ["Method", "fast", "optim.lr 0.001"]
     assert [line[0] for line in lines] == titles
@@ -99,11 +104,9 @@ def test_rows_columns_and_bands_are_listed_by_their_labels(rows: str, titles: li
 
 
 def test_a_title_that_names_two_rows_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "experiments.yaml"
-    path.write_text(LISTED.replace("ROWS", "{Pre: {norm: pre}, Gated: {norm: lns, gate: gpas}}"))
-    experiments = load(path)
+    entries, listed = declared(tmp_path, LISTED.replace("ROWS", "{Pre: {norm: pre}, Gated: {norm: lns, gate: gpas}}"))
     with pytest.raises(GpasError, match=r"rows: 'Pre' names 2 rows \(pre, none; pre, gpas\); add a label to it"):
-        build(expand(experiments, ["mine"]), {}, {}, experiments.grids["mine"].table_spec)
+        build(entries, {}, {}, listed)
 
 
 def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
@@ -151,19 +154,17 @@ def test_a_result_without_the_number_shown_is_a_result() -> None:
     ("axis", "values", "base"), [("optim.stop", "[0, 1]", "1"), ("optim.lr", "[1e-3, 2e-3]", "0.001")]
 )
 def test_a_base_may_be_named_by_a_number(tmp_path: Path, axis: str, values: str, base: str) -> None:
-    path = tmp_path / "experiments.yaml"
-    path.write_text(
+    cells, against = declared(
+        tmp_path,
         f"""version: 1
 grids:
   g:
     base: {{size: 71m, norm: pre, optim: {{lr: 1e-3, steps: 9, warmup: 1}}}}
     axes: {{{axis}: {values}}}
     table: {{rows: [{axis}], against: {{{axis}: {base}}}}}
-"""
+""",
     )
-    experiments = load(path)
-    cells = expand(experiments, ["g"])
-    found = build(cells, {}, valued(cells, [30.0, 32.0]), experiments.grids["g"].table_spec)
+    found = build(cells, {}, valued(cells, [30.0, 32.0]), against)
     assert sorted(abs(cell.delta.mean) for cell in column(found) if cell.delta) == [2.0]
     assert f"difference from the same row with {axis} {base}" in note(found, "delta")
 
@@ -226,19 +227,14 @@ def test_diverged_is_shown_never_averaged_never_ranked() -> None:
         ((1.001, 1.004, 2.0), ["best", "best", ""]),  # equal as shown
         ((1.0, 2.0, 2.0), ["best", "second", "second"]),
         ((1.0, math.nan, math.inf), ["best", "", "second"]),
+        ((1.0,), [""]),
     ],
 )
 def test_best_and_second(numbers: tuple[float, ...], marks: list[str]) -> None:
-    entries = [entry(norm) for norm in ("pre", "mix", "lns")]
-    results = valued(entries, numbers)
-    assert [cell.mark for cell in column(build(entries, {}, results, spec()))] == marks
-
-
-def test_a_single_number_is_not_marked_as_best() -> None:
-    lone = entry()
-    table = build([lone], {}, result(lone, 34.0), spec())
-    assert column(table)[0].mark == ""
-    assert note(table, "marks") == ""
+    entries = [entry(norm) for norm in ("pre", "mix", "lns")][: len(numbers)]
+    table = build(entries, {}, valued(entries, numbers), spec())
+    assert [cell.mark for cell in column(table)] == marks
+    assert bool(note(table, "marks")) == any(marks)
 
 
 def test_each_column_has_its_own_best() -> None:
@@ -346,15 +342,6 @@ def test_two_pairs_are_not_called_significant() -> None:
     assert "paired t test" not in note(table, "delta")
 
 
-def test_more_accuracy_is_better() -> None:
-    entries = [entry(norm, **TASKS) for norm in ("pre", "mix")]
-    results = {}
-    for one, score in zip(entries, (25.0, 26.0), strict=True):
-        results |= result(one, 20.0) | result(one, stage="downstream", metrics={"accuracy/mmlu": score})
-    table = build(entries, {}, results, spec(columns="task", value="accuracy"))
-    assert [cell.mark for cell in column(table)] == ["second", "best"]
-
-
 def test_a_stage_after_a_known_one_is_not_missing() -> None:
     lone = entry(**TASKS)
     states = {lone.cell.key: ("running", 0.1)}
@@ -368,6 +355,15 @@ def test_the_same_cell_of_two_grids_counts_once() -> None:
     again = type(lone)(lone.cell, "other", lone.name, dict(lone.axes))
     table = build([lone, again], {}, result(lone, 34.0), spec())
     assert column(table)[0].values == {1: 34.0}
+
+
+def test_no_cells_and_two_in_one_place_are_refused() -> None:
+    with pytest.raises(GpasError, match="there are no cells to show"):
+        build([], {}, {}, spec())
+    one = entry()
+    other = replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), name="twin", axes=one.axes)
+    with pytest.raises(GpasError, match=f"{one.id} and {other.id} are in the same table cell and have the same seed"):
+        build([one, other], {}, {}, spec())
 
 
 @pytest.mark.parametrize(
@@ -387,18 +383,6 @@ def test_refusals_name_what_is_wrong(changes: dict[str, object], message: str) -
         build([entry("pre"), entry("mix")], {}, {}, spec(**changes))
 
 
-def test_two_cells_with_the_same_seed_in_one_place_are_both_named() -> None:
-    one = entry()
-    other = replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), name="twin", axes=one.axes)
-    with pytest.raises(GpasError, match=f"{one.id} and {other.id} are in the same table cell and have the same seed"):
-        build([one, other], {}, {}, spec())
-
-
-def test_nothing_to_show() -> None:
-    with pytest.raises(GpasError, match="there are no cells to show"):
-        build([], {}, {}, spec())
-
-
 def test_mixtures_are_noted() -> None:
     entries = [entry("pre"), entry("mix"), entry("lns")]
     results = result(entries[0], 1.0, fingerprint="a" * 20, precision="bf16", gpu="H200", device="cuda")
@@ -413,9 +397,14 @@ def test_mixtures_are_noted() -> None:
     assert "validation texts" not in shown
 
 
+def two(**more: object) -> tuple[list[Entry], dict[str, Result]]:
+    """Return two cells with their results; the second has these settings."""
+    entries = [entry("pre"), entry("mix", **more)]
+    return entries, valued(entries, [1.0, 2.0])
+
+
 def test_perplexities_of_different_tokenizers_are_noted_and_bits_per_byte_are_not() -> None:
-    entries = [entry("pre"), entry("mix", data={"source": "c4", "tokenizer": "bpe"})]
-    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    entries, results = two(data={"source": "c4", "tokenizer": "bpe"})
     shown = note(build(entries, {}, results, spec()), "mixture")
     assert "compare in bits per byte alone: bpe of 32,000 ids (1), t5 of 32,000 ids (1)" in shown
     results = {key: replace(one, metrics={"bits_per_byte": 1.0}) for key, one in results.items()}
@@ -423,8 +412,7 @@ def test_perplexities_of_different_tokenizers_are_noted_and_bits_per_byte_are_no
 
 
 def test_a_run_that_other_code_resumed_is_named() -> None:
-    entries = [entry("pre"), entry("mix")]
-    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    entries, results = two()
     mixed = results[entries[1].cell.stages[0].key]
     results[mixed.key] = replace(mixed, metrics={**mixed.metrics, "code_versions": 2.0})
     shown = note(build(entries, {}, results, spec()), "mixture")
@@ -432,17 +420,11 @@ def test_a_run_that_other_code_resumed_is_named() -> None:
 
 
 def test_malformed_records_that_a_text_is_without_are_noted() -> None:
-    entries = [entry("pre"), entry("mix")]
-    results = result(entries[0], 1.0) | result(entries[1], 2.0)
+    entries, results = two()
     left_out = {"left_out/null": 1_200.0, "left_out/not JSON": 1.0}
     results = {key: replace(one, metrics={**one.metrics, **left_out}) for key, one in results.items()}
     shown = note(build(entries, {}, results, spec()), "text")
     assert shown == "c4: 1,201 malformed records left out (1 not JSON, 1,200 null)"
-
-
-def test_comparable_numbers_need_no_note() -> None:
-    entries, results, states = quickstart()
-    assert note(build(entries, states, results, spec()), "mixture") == ""
 
 
 @pytest.mark.whole

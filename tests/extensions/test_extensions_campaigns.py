@@ -1,4 +1,7 @@
-"""`gpas run claims` with made-up results: verdicts, rounds, added seeds, interruptions and failures."""
+"""`gpas run claims` with made-up results: verdicts, rounds, added seeds, interruptions and failures.
+
+`gpas run tuned` and claims about tuned cells.
+"""
 
 import json
 import random
@@ -9,7 +12,9 @@ from face import EXPERIMENTS, Face, Said
 
 from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
+from gpas_cli.extensions.campaigns.halving import Method, Trial, rounds
 from gpas_cli.grid.companions import seeds_path
+from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
 CLAIMS = """\
@@ -154,11 +159,11 @@ def test_a_killed_command_resumes_to_the_same_evidence(
     """Killed in the second round, when its seeds are written and only one of its jobs has run."""
     write_numbers(claimed, {"pre": -0.4})
     real = run_claims.run_to_end
-    rounds = []
+    began = []
 
     def dying(scheduler: Any, here: Any, cells: Any, options: Any) -> Any:
-        rounds.append(cells)
-        if len(rounds) == 1:
+        began.append(cells)
+        if len(began) == 1:
             return real(scheduler, here, cells, options)
         real(scheduler, here, cells[:1], options)
         raise Killed
@@ -206,3 +211,134 @@ def test_mistakes_are_named(claimed: Face) -> None:
     assert "did you mean 'helps'" in claimed("run", "claims", "help", expect=Exit.USAGE).err
     missing = claimed("run", "claims", "gpas-lowers-perplexity", "--toy", expect=Exit.USAGE).err
     assert "needs quickstart, which experiments.yaml does not declare" in missing
+
+
+def write_rates(face: Face, best: dict[str, float]) -> None:
+    """Give each training of Pre-LN a perplexity that grows with the distance, in factors, of its rate from the best."""
+    numbers = {}
+    for name, rate in best.items():
+        for factor in (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64):
+            value = float(f"{1e-3 * factor:.6g}")
+            distance = max(value / rate, rate / value)
+            for words in ("", "+steps1+warmup0"):
+                numbers[f"{name}-s1+lr{value:g}{words}"] = 8 + distance
+            numbers[f"{name}-s1"] = 8 + max(1e-3 / rate, rate / 1e-3)
+    (face.folder / "numbers.json").write_text(json.dumps(numbers))
+
+
+def tune(face: Face, *words: str, expect: Exit = Exit.DONE) -> Any:
+    return face("run", "tuned", "small", *words, *LOCAL, "--json", expect=expect).json
+
+
+def test_rounds_get_fewer_and_longer() -> None:
+    assert rounds(2) == [(2, 1)]
+    assert rounds(3) == [(3, 4), (2, 1)]
+    assert rounds(8) == [(8, 4), (4, 2), (2, 1)]
+
+
+def test_the_best_of_a_round_has_a_worse_neighbour_on_both_sides_in_that_round() -> None:
+    """Short trainings prefer 4 and 8; whole ones 2, which the last round reaches from above."""
+    method = Method("pre", None, 4.0, (1.0, 2.0, 4.0, 8.0))  # type: ignore[arg-type]
+    method.trials = [Trial(value, 4, abs(value - 5.9)) for value in method.values]
+    assert method.beyond() is None
+    for value in method.ranked()[:2]:
+        method.trials.append(Trial(value, 1, abs(value - 2)))
+    tried = []
+    while (value := method.beyond()) is not None:
+        tried.append(value)
+        method.trials.append(Trial(value, 1, abs(value - 2)))
+    assert (tried, method.best, method.at_edge) == ([2.0, 1.0], 2.0, False)
+    assert method.values == (1.0, 2.0, 4.0, 8.0)
+
+
+def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None:
+    write_rates(face, {"pre": 2e-3, "pre-gpas": 4e-3})
+    found = tune(face, "--where", "norm=pre")
+    assert {one["cell"]: (one["best"], one["at_edge"]) for one in found["methods"]} == {
+        "pre": (2e-3, False), "pre-gpas": (4e-3, False),
+    }  # fmt: skip
+    assert found["trainings"] == 5 / 4 + 2
+    for method, beyond in zip(found["methods"], (0, 1), strict=True):
+        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 3
+        assert method["trainings"] == (5 + beyond) / 4 + 3
+    assert len(ran(face)) == 17
+    assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
+    rates = {
+        entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
+    }
+    assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
+    assert tune(face, "--where", "norm=pre") == found
+    assert len(ran(face)) == 17
+    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
+    assert "end of the range" not in text.err
+    assert "gpas run small-tuned" in text.out
+
+
+@pytest.mark.long
+def test_a_range_is_extended_as_often_as_said_and_then_a_warning_names_it(face: Face) -> None:
+    write_rates(face, {"pre": 1.0, "pre-gpas": 1e-3})
+    found = tune(face, "--where", "norm=pre")
+    far, near = found["methods"]
+    assert sorted({one["value"] for one in far["trials"]}) == [1e-3 * 2**n for n in range(-2, 7)]
+    assert (far["best"], far["at_edge"], near["best"]) == (64e-3, True, 1e-3)
+    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
+    assert "pre: the best value is still at the end of the range; widen it with --factors" in text.err
+    assert "x 64" in text.out
+
+
+def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(face: Face) -> None:
+    write_rates(face, {"pre": 2e-3})
+    acts = face.folder / "acts.json"
+    acts.write_text(json.dumps({"pre-s1+lr0.002+steps1+warmup0": "diverged"}))
+    found = tune(face, "--where", "norm=pre", "--where", "gate=none")
+    (method,) = found["methods"]
+    assert method["best"] != 2e-3
+    assert {one["value"]: one["perplexity"] for one in method["trials"]}[2e-3] == "inf"
+    (face.folder / "experiments.tuned.yaml").unlink()
+    acts.write_text(json.dumps({"post-s1+lr0.002+steps1+warmup0": "fail"}))
+    failed = tune(face, "--where", "norm=post", "--where", "gate=none", expect=Exit.FAILED)
+    assert failed["methods"][0]["best"] is None
+    assert not (face.folder / "experiments.tuned.yaml").exists()
+    acts.unlink()
+    assert tune(face, "--where", "norm=post", "--where", "gate=none")["methods"][0]["best"]
+
+
+@pytest.mark.long
+def test_claims_about_tuned_cells(face: Face) -> None:
+    assert (
+        "small is not tuned; `gpas run tuned small`" in face("claims", "gate-lowers", "--tuned", expect=Exit.USAGE).err
+    )
+    write_rates(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
+    said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
+    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]
+    assert "Validation perplexity by optim.lr" in said.err
+    (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
+    effects = [[seed["effect"] is not None for seed in part["seeds"]] for part in claim["parts"]]
+    assert effects == [[False, True]] * 2  # seed 1 chose the rates
+    assert claim["command"] == "gpas run claims gate-lowers --tuned --max-seeds 8"
+    assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
+    untuned = face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]
+    assert [seed["own"] is not None for seed in untuned["seeds"]] == [True, False]  # a trial at the declared rate
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["small", "--factors", "1,x"], "--factors: write two or more numbers above 0, such as 0.5,1,2; not '1,x'"),
+        (["small", "--factors", "2"], "--factors: write two or more"),
+        (["small", "--setting", "optim.schedule"], "optim.schedule is cosine; only a number above 0 can be tuned"),
+        (["small", "--setting", "optim.weight_decay"], "optim.weight_decay is 0.0; only a number above 0"),
+        (["small", "--setting", "seed"], "seed is an axis of small"),
+        (["shares"], "shares/pre-s1 is included from small; tune small instead"),
+        (["smal"], "no grid 'smal' in experiments.yaml; did you mean 'small'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(face: Face, words: list[str], expected: str) -> None:
+    assert expected in face("run", "tuned", *words, *LOCAL, expect=Exit.USAGE).err
+
+
+def test_a_dry_run_says_what_the_search_costs(face: Face) -> None:
+    said = face("run", "tuned", "small", "--dry-run")
+    assert "4 methods, each with 5 values of optim.lr: 5 in 1/4 of the updates, 2 in whole trainings" in said.out
+    assert "20 jobs to start" in said.out
+    assert not (face.folder / "ran.txt").exists()
