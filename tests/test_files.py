@@ -1,11 +1,13 @@
 """Files: replaced, opened, whose they are, on what file system; a link or FIFO in the place of a file is refused."""
 
 import errno
+import math
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +20,9 @@ from end_to_end import Toy
 from face import Face, face
 from users import ordinary
 
-from gpas_cli import file_systems
+from gpas_cli import file_systems, files
 from gpas_cli.errors import _SHARING, Exit, advise, explain
-from gpas_cli.files import append_regular, fsync, open_regular, parse_json, read_regular, replace_file
+from gpas_cli.files import append_regular, fsync, open_regular, overlapped, parse_json, read_regular, replace_file
 from gpas_cli.state import locks
 from gpas_cli.state.observe import observe
 from gpas_cli.store.rundir import AttemptDir
@@ -331,3 +333,29 @@ def test_sqlite_follows_no_link_beside_the_database(face: Face, tmp_path: Path, 
     face("retry", "--done", *CELL, "--yes", expect=None)
     face("db", "sync", expect=None)
     assert not (tmp_path / "target").exists()
+
+
+def test_slow_items_are_taken_several_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
+    together = threading.Barrier(2, timeout=60)
+
+    def slow(item: int) -> int:
+        if item >= 100:
+            together.wait()  # until another one is there
+        return -item
+
+    assert list(overlapped(slow, range(104))) == [-item for item in range(104)]
+
+
+@pytest.mark.parametrize(("slow", "threads"), [(math.inf, 1), (-1.0, 2)])
+def test_fast_items_are_taken_by_this_thread(slow: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SLOW_SECONDS", slow)
+    seen = {thread == threading.get_ident() for thread in overlapped(lambda _: threading.get_ident(), range(200))}
+    assert len(seen) == threads
+    assert list(overlapped(str, [])) == []
+
+
+def test_an_error_of_an_item_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
+    with pytest.raises(ZeroDivisionError):
+        list(overlapped(lambda item: 1 // (90 - item), range(200)))
