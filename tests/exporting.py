@@ -16,6 +16,7 @@ from end_to_end import WORDS
 from learned_factors import open_factors
 from saving import save
 
+from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.extensions.export.network import ExportOptions, ExportReport, export
 from gpas_cli.model.layers import GpasGate, RMSNorm
@@ -91,15 +92,9 @@ class Room:
         network = build(cell.model)
         checkpoint.load(self.checkpoint(cell), cell.key, network, None)
         corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)
-        batches = list(_whole(corpus.validation))
+        batches = list(validation_batches(corpus.validation, 64, 10**9))
         rows = [[*inputs, targets[-1]] for batch in batches for inputs, targets in _rows(batch)]
         return evaluate(network, batches, CPU, 1.0)["perplexity"], rows
-
-
-def _whole(rows: Any) -> Any:
-    from gpas_cli.data.loader import validation_batches
-
-    return validation_batches(rows, 64, 10**9)
 
 
 def _rows(batch: Any) -> Any:

@@ -140,9 +140,8 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position", "table9"))
     gpas(project, "-c", "broken.yaml", "plan", expect=2)
     gpas(project, "-c", "broken.yaml", "status")  # it reads no table
-    assert (
-        "table9" not in gpas(project, "-c", "broken.yaml", "run", "grid", "--dry-run", expect=None).err
-    )  # nor does it
+    dry = gpas(project, "-c", "broken.yaml", "run", "grid", "--dry-run", expect=None)  # nor does it
+    assert "table9" not in dry.err
     broken.unlink()
     assert "unknown metric 'mea_importance'" in " ".join(checked.out.split())
     lines = done.err.strip().splitlines()
@@ -185,10 +184,8 @@ def test_too_little_memory_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr().err
-        == "gpas: not enough memory for this command; `ulimit -v` shows the limit of this shell\n"
-    )
+    said = "gpas: not enough memory for this command; `ulimit -v` shows the limit of this shell\n"
+    assert capsys.readouterr().err == said
 
 
 def test_commands_are_listed_under_headings(face: Face) -> None:

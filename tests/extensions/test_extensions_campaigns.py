@@ -305,9 +305,8 @@ def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(fac
 
 @pytest.mark.long
 def test_claims_about_tuned_cells(face: Face) -> None:
-    assert (
-        "small is not tuned; `gpas run tuned small`" in face("claims", "gate-lowers", "--tuned", expect=Exit.USAGE).err
-    )
+    refused = face("claims", "gate-lowers", "--tuned", expect=Exit.USAGE).err
+    assert "small is not tuned; `gpas run tuned small`" in refused
     write_rates(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
     said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
     assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]

@@ -55,12 +55,11 @@ def test_every_figure_has_cells_and_panels_in_both_of_its_grids(spec: FigureSpec
 
 
 def described(name: str, database: object, toy: bool) -> str:
-    """Return a figure's name, and its panels with their axis, level and lines."""
-    panels = drawn(name, database, FIGURES[name].toy if toy else "").panels
-    lines = [
-        f"  {one.title} | {one.x} | {one.level} | {'; '.join(drawn.title for drawn in one.drawn)}" for one in panels
-    ]
-    return "\n".join([f"{name}{' (toy)' if toy else ''}", *lines])
+    """Return a figure's name and heading, and its panels with their axis, level and lines."""
+    made = drawn(name, database, FIGURES[name].toy if toy else "")
+    panels = [(one, "; ".join(line.title for line in one.drawn)) for one in made.panels]
+    lines = [f"  {one.title} | {one.x} | {one.level} | {drawn}" for one, drawn in panels]
+    return "\n".join([f"{name}: {made.heading}", *lines])
 
 
 def test_panels_and_lines_are_those_of_the_golden_file(database: object) -> None:
@@ -68,12 +67,6 @@ def test_panels_and_lines_are_those_of_the_golden_file(database: object) -> None
         described(name, database, toy) for name, spec in FIGURES.items() for toy in (False, True) if spec.toy or not toy
     ]
     assert "\n".join(found) + "\n" == GOLDEN.read_text("utf-8")
-
-
-def test_a_title_names_the_papers_size_only_for_cells_of_that_size(database: object) -> None:
-    loss = "GPAS, Figure 8: Loss of Pre-LN with and without GPAS"
-    assert drawn("gpas-8", database).heading == f"{loss} at 7B"
-    assert drawn("gpas-8", database, "quickstart").heading == f"{loss} (toy size: quickstart, grid quickstart)"
 
 
 def test_gates_of_earlier_versions_are_drawn_as_recorded(database: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,14 +442,10 @@ def test_another_version_of_a_task_is_scored_again(room: Path, tasks: tuple[str,
 
 
 def test_keys_of_cells_without_tasks_are_those_of_before() -> None:
-    assert (
-        cell_of(norm="pre", gate="gpas").key
-        == cell_of(norm="pre", gate="gpas", importance={"eval_tokens": 100, "tasks": []}).key
-    )
-    assert (
-        cell_of(norm="pre", gate=None, importance={"tasks": ["indent"]}).key
-        != cell_of(norm="pre", gate=None, importance={}).key
-    )
+    without = cell_of(norm="pre", gate="gpas", importance={"eval_tokens": 100, "tasks": []})
+    assert cell_of(norm="pre", gate="gpas").key == without.key
+    with_tasks = cell_of(norm="pre", gate=None, importance={"tasks": ["indent"]})
+    assert with_tasks.key != cell_of(norm="pre", gate=None, importance={}).key
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -321,14 +322,7 @@ def test_every_number_has_cells_of_its_recipe_or_a_reason(served_parts: Parts, n
 
 
 # The grids that serve the parts of a table, with how many numbers, and of how many cells together.
-SERVED = {
-    "gpas:2": [("table2", 55, 55)], "gpas:3": [("table3", 88, 88)], "gpas:A": [("appendix-7b", 2, 2)],
-    "gpas:4": [("table4-activation", 7, 7), ("table4-position", 5, 5)],
-    "gpas:5": [("table5-stopgrad", 3, 3), ("table5-gate", 3, 3)],
-    # the best of several rates
-    "raptr:2": [("raptr-bert-table2", 9, 36), ("raptr-bert-large-table2", 9, 18)],
-    "raptr:7": [("raptr-bert-layerdrop", 18, 72)],
-}  # fmt: skip
+SERVED = (Path(__file__).parents[2] / "golden/served_tables.txt").read_text("utf-8").splitlines()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -338,7 +332,7 @@ def test_a_number_has_cells_of_one_grid_that_is_named_for_its_table(
     found = [
         (one.grid.name, len(one.places), sum(map(len, one.places.values()))) for _, one in served_parts[name] if one
     ]
-    assert found == SERVED.get(name, found)
+    assert f"{name} | {found}" in SERVED
     for part, served in served_parts[name]:
         missing = {cell.place for cell in printed_numbers(part)} - {*(served.places if served else ())}
         others = [serving(part, {name: one}) for name, one in declared.items()] if missing else []
