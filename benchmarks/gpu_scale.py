@@ -117,12 +117,3 @@ def release() -> None:
     gc.collect()
     if choose_device().type == "cuda":
         torch.cuda.empty_cache()
-
-
-def seconds_of(do: Callable[[int], None], number: int) -> float:
-    """Return the seconds until the device has done `number` updates."""
-    wait()
-    began = time.perf_counter()
-    do(number)
-    wait()
-    return time.perf_counter() - began

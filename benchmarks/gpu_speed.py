@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import torch
 from gpu_report import Result
-from gpu_scale import Scale, guarded, seconds_of
+from gpu_scale import Scale, guarded
 from roofline import roofline
 from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from gpas_cli.data.loader import PrefetchedBatches
-from gpas_cli.extensions.roofline.kernels import PROFILED, profiled
+from gpas_cli.extensions.roofline.kernels import PROFILED, profiled, seconds_of
 from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cost import predicted, whole_flops_per_token
 from gpas_cli.spec.run import Resources

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 import torch._dynamo  # as FSDP and optimizers do
 from gpu_report import Result
-from gpu_scale import TINY, TINY_TEXT, Scale, begin, guarded, release, seconds_of
+from gpu_scale import TINY, TINY_TEXT, Scale, begin, guarded, release
 from gpu_speed import updates_of
 from torch import Tensor
 
 from gpas_cli.checkpoints import newest_first, step_of
+from gpas_cli.extensions.roofline.kernels import seconds_of
 from gpas_cli.model.dtensors import local
 from gpas_cli.model.llama import build
 from gpas_cli.processor import peak_flops
