@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import gammaln
 
-from gpas_cli.extensions.claims.sequential import EFFECT_SCALE, Evidence, decide, evidence, fewest, log_e, log_evidence
+from gpas_cli.extensions.claims.sequential import (
+    EFFECT_SCALE,
+    Evidence,
+    decide,
+    evidence,
+    fewest,
+    interval,
+    log_e,
+    log_evidence,
+)
 
 LEVEL = 0.05
 MOST_SEEDS = 8
@@ -198,3 +207,21 @@ def test_power_with_eight_seeds(effect: float, least: float) -> None:
     supported, contradicted, _ = _adaptive(random.normal(-effect, 1, (GRIDS, 1, MOST_SEEDS)))
     assert supported >= least * GRIDS
     assert contradicted <= _limit(LEVEL)
+
+
+@pytest.mark.parametrize("noise", ["uniform", "laplace", "exponential"])
+def test_the_level_holds_for_other_noise(noise: str) -> None:
+    """The noise of two runs of a pair has one shape, so that its difference is symmetric, if not Gaussian."""
+    random = np.random.default_rng(21)
+    draw = getattr(random, noise)
+    differences = draw(size=(5 * GRIDS, MOST_SEEDS)) - draw(size=(5 * GRIDS, MOST_SEEDS))
+    wrong = log_e(differences).max(axis=-1) >= math.log(1 / LEVEL)
+    assert wrong.mean() <= LEVEL
+
+
+def test_the_interval_covers_at_its_last_number() -> None:
+    random = np.random.default_rng(20)
+    limits = [interval(numbers, LEVEL) for numbers in random.normal(1.0, 1.0, (300, MOST_SEEDS)).tolist()]
+    bounded = [each for each in limits if each is not None]
+    assert len(bounded) > 290
+    assert sum(not low < 1.0 < high for low, high in bounded) <= _limit(LEVEL, 300)
