@@ -236,7 +236,10 @@ class LocalRun:
     def _start(self, task: _StageRun) -> bool:
         if any(map(lives, attempts(self.project.runs, task.job.key)[-1:])):
             return False  # the process of the previous attempt is still exiting
-        lease = self._slots.take(task.job.resources)
+        # A job that has ended counts until its end is known: it may be a failure, after which nothing starts.
+        held = sum(self.machine.needs(other.job.resources) for other in self._in("running"))
+        free = held + self.machine.needs(task.job.resources) <= self.machine.slots
+        lease = self._slots.take(task.job.resources) if free else None
         if lease is None:
             self._starved = True
             return False

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.local import benchmark as room
 from gpas_cli.schedule.local.benchmark import bench
-from gpas_cli.schedule.local.process import Slots
+from gpas_cli.schedule.local.process import Process, Slots
 from gpas_cli.schedule.scheduler import RunSnapshot, cancel, exit_code
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
@@ -62,7 +63,17 @@ def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
     assert exit_code(summary) == 4
 
 
-def test_the_first_failure_stops_what_waits_and_a_second_run_does_the_rest(project: Project) -> None:
+def test_the_first_failure_stops_what_waits_and_a_second_run_does_the_rest(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a slot is free before it is known how its job has ended."""
+    ended, asked = Process.ended, Counter[int]()
+
+    def late(process: Process) -> bool:
+        asked[id(process)] += process.child.poll() is not None
+        return asked[id(process)] > 5 and ended(process)
+
+    monkeypatch.setattr(Process, "ended", late)
     cells = [entry("fail", 1), *(entry("done", seed) for seed in range(2, 5))]
     one = replace(FOUR_CORES, cores=(0,))
     summary = run(project, *cells, machine=one, stop_at_failure=True)
