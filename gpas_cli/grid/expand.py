@@ -11,7 +11,7 @@ from gpas_cli.grid.packs import including
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
-from gpas_cli.spec.cell import NETWORK, Cell
+from gpas_cli.spec.cell import NETWORK, START, Cell
 from gpas_cli.spec.cost import MOST_SEED
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath
@@ -222,7 +222,9 @@ class Expansion:
         found: list[Problem] = []
         values = plain_cell(settings)
         if values.get(NETWORK, "none") != "none":
-            unread = [name for name in values if name in CELL_PARTS]
+            unread = [
+                name for name in values if name in CELL_PARTS or (name == START and values[name] not in (None, "none"))
+            ]
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
         cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:

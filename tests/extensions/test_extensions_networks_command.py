@@ -99,7 +99,7 @@ def test_a_missing_folder_is_named_before_anything_starts(nets: Face) -> None:
     assert not list(nets.runs.glob("??/*/001"))
 
 
-@pytest.mark.parametrize("setting", ["size: toy", "norm: pre", "optim: {lr: 1}", "seed: 3"])
+@pytest.mark.parametrize("setting", ["size: toy", "norm: pre", "optim: {lr: 1}", "seed: 3", "start: theirs"])
 def test_a_setting_of_a_training_has_no_effect(nets: Face, setting: str) -> None:
     declare(nets, f", {setting}")
     said = nets("plan", "nets", expect=Exit.USAGE).err.replace("\n", " ")
