@@ -40,7 +40,8 @@ def absence(asked: tuple[PinnedNetwork, Model], cache: Path, root: Path) -> str:
         size, family = shape_of(parse_json((folder / "config.json").read_text("utf-8")))
         found = shapes(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"start: {network.source}: {error}"
+        reason = f"its config.json has no {error}" if isinstance(error, KeyError) else error
+        return f"start: {network.source}: {reason}"
     if differing := [*_differing(model.size, Size(**size)), *_differing(model.family, Family(**family))]:
         size = {"name": Path(network.source).name, **size}
         written = f"size: {_written(size)} and family: {_written({'like': 'llama', **family})}"
