@@ -178,6 +178,7 @@ def test_a_cell_uses_the_extensions_of_its_network_and_its_tasks() -> None:
     assert of_cell(cell_from({**own, "downstream": {"tasks": ["indent"]}, "texts": {"texts": ["stdlib"]}})) == ()
 
 
+DELETED = "deleted"  # stands for no value
 SIZE = {"hidden": 64, "ffn": 160, "heads": 8, "layers": 3, "vocab": 512}
 SHAPE = {
     "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 512,
@@ -302,10 +303,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> PinnedNetwork:
 
 
 def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> PinnedNetwork:
-    config = json.loads((Path(network.path) / "config.json").read_text())
-    write_folder(
-        folder, load_file(Path(network.path) / "model.safetensors"), {"config.json": json.dumps(config | values)}
-    )
+    config = json.loads((Path(network.path) / "config.json").read_text()) | values
+    config = {name: value for name, value in config.items() if value != DELETED}
+    write_folder(folder, load_file(Path(network.path) / "model.safetensors"), {"config.json": json.dumps(config)})
     return replace(network, path=str(folder), sha256=pin_of(*digests(folder)))
 
 
@@ -325,6 +325,7 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
         ({"model_type": "qwen2"}, "has qkv_bias True, not False; write size: "),
         ({"rms_norm_eps": 1e-5}, "has eps 1e-05, not 1e-06"),
         ({"intermediate_size": None}, "has ffn None, not 160"),
+        ({"hidden_size": DELETED}, "its config.json has no 'hidden_size'"),
     ],
 )
 def test_networks_of_another_kind_or_shape_are_refused(
