@@ -90,7 +90,7 @@ def _kinds(found: Mapping[str, Any]) -> Columns:
         }
         for kind in [*found["kinds"], {**whole, "bound_seconds": sum(bounds)}]
     ]  # fmt: skip
-    say(f"MFU {found['mfu']:.1f} %; it reaches {found['reach']['flops'] / 1e12:.3g} TFLOP/s and "
+    say(f"MFU {found['mfu']:.1f} %; this device reaches {found['reach']['flops'] / 1e12:.3g} TFLOP/s and "
         f"{found['reach']['bytes'] / 1e9:.3g} GB/s")  # fmt: skip
     return Columns.of(rows)
 
