@@ -293,6 +293,14 @@ def test_what_cannot_be_contributed(face: Face, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     assert "git has no user.name; give your name with --name" in face(*words, expect=2).err
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_record_is_in_the_name_that_git_knows_and_is_not_overwritten(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    face.ended("pre-s1", "done", 5.0)
+    words = ("export", "--contribute", "pre-s1", "results")
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "Ann")
