@@ -44,7 +44,7 @@ def _reader(cell: Cell, end_id: int, mask_id: int | None) -> RowReader:
     vocab = cell.model.size.vocab
     last = vocab - 1
     if isinstance(objective, Masked):
-        return _MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
+        return MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
     if isinstance(objective, Translated):
         return _PairReader(_NO_ID, end_id)
     if isinstance(objective, Spans):
@@ -146,7 +146,7 @@ class _PairReader:
 
 
 @dataclass(frozen=True)
-class _MaskedReader:
+class MaskedReader:
     """Reads rows of at most `length` tokens as `spec` says.
 
     mask_id: the id of the mask token. ids: random tokens are below it. end_id: the end token, which is never chosen.

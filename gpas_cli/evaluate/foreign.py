@@ -17,12 +17,14 @@ class ForeignNetwork(nn.Module):
     """A network with the call signature of `model.llama.Llama`, which applies all layers.
 
     inner: the module that has its layers. source: what messages call it. predicts: whether it has a head for the next
-    token; without one `read` gets None in place of the head's matrix.
+    token; without any `read` gets None in place of the head's matrix. mask_id: the token in place of those that its
+    head predicts; None if it predicts the next token, or has no head.
     """
 
     inner: Any
     source: str
     predicts: bool
+    mask_id: int | None = None
 
     def probe(self) -> Tensor:
         """Return the result of one forward pass over a few tokens."""

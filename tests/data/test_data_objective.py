@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from gpas_cli.data.loader import IGNORED, Batch, Draw, lengths_needed
-from gpas_cli.data.objective import _MaskedReader, _span_lengths, _SpanReader
+from gpas_cli.data.objective import MaskedReader, _span_lengths, _SpanReader
 from gpas_cli.data.rows import Ints
 from gpas_cli.spec.objective import MODES, OBJECTIVES, Masked, Spans, _parse_denoiser
 
 END, MASK, IDS, VOCAB, LENGTH = 1, 99, 98, 600, 64
-READER = _MaskedReader(Masked(), LENGTH, MASK, IDS, END)
+READER = MaskedReader(Masked(), LENGTH, MASK, IDS, END)
 UL2 = OBJECTIVES["ul2"]
 FIRST_SENTINEL = VOCAB - 1
 
@@ -24,7 +24,7 @@ def tokens(rows: int = 400) -> Ints:
     return np.random.default_rng(5).integers(1, 50, (rows, LENGTH + 1))
 
 
-def made(numbers: Ints, draw: Draw, reader: _MaskedReader | _SpanReader = READER, sizes: Ints | None = None) -> Batch:
+def made(numbers: Ints, draw: Draw, reader: MaskedReader | _SpanReader = READER, sizes: Ints | None = None) -> Batch:
     own = np.full(len(numbers), LENGTH + 1) if sizes is None else sizes
     return reader.batch(tokens()[numbers], own, numbers, draw)
 
@@ -66,7 +66,7 @@ def test_only_chosen_tokens_change_and_only_they_are_targets() -> None:
 
 
 def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
-    reader = _MaskedReader(Masked(rate=1, mask=0, random=1), LENGTH, MASK, IDS, end_id=-1)
+    reader = MaskedReader(Masked(rate=1, mask=0, random=1), LENGTH, MASK, IDS, end_id=-1)
     inputs = made(np.arange(400), Draw.training(1, 1), reader).inputs
     counts = np.bincount(inputs.ravel(), minlength=IDS)
     assert len(counts) == IDS
@@ -76,7 +76,7 @@ def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("reader", [READER, _SpanReader(UL2, LENGTH, VOCAB, END)], ids=["masked", "spans"])
-def test_a_row_is_corrupted_in_the_same_way_in_any_batch(reader: _MaskedReader | _SpanReader) -> None:
+def test_a_row_is_corrupted_in_the_same_way_in_any_batch(reader: MaskedReader | _SpanReader) -> None:
     """So the number of processes, the micro-batch and a restart change nothing; seed and update change all."""
     draw = Draw.training(7, 3)
     whole = made(np.arange(20), draw, reader)
@@ -92,7 +92,7 @@ def test_a_row_is_corrupted_in_the_same_way_in_any_batch(reader: _MaskedReader |
 
 
 def test_padding_is_neither_chosen_nor_seen() -> None:
-    reader = _MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
+    reader = MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
     batch = made(np.arange(3), Draw.training(1, 1), reader, np.array([1, 5, LENGTH + 1]))
     assert batch.prefix.tolist() == [1, 5, LENGTH]
     assert (batch.targets[1, 5:] == IGNORED).all()

@@ -1,21 +1,32 @@
-"""Answers of encoders to questions about a passage, and the task."""
+"""Encoders: answers to questions about a passage, the task, and the loss on masked tokens."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exporting import needs_transformers
+from stage_runs import new_attempt, run
+from torch.nn import functional
 
+from gpas_cli.data.loader import IGNORED
+from gpas_cli.data.text_documents import read_text
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.foreign import Opened
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.tasks.forms import SpanQuestion
 from gpas_cli.evaluate.tasks.local import direct_task, import_task
+from gpas_cli.events import Layers
+from gpas_cli.extensions.layers.removal import masked_batches
 from gpas_cli.extensions.networks import answers
 from gpas_cli.extensions.networks.answers import answers_scorer
+from gpas_cli.extensions.networks.network import PinnedNetwork, digests, pin_of
 from gpas_cli.extensions.networks.opening import find_model, open_model
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.state.outputs import recorded_events
 
 PASSAGE = (
     "The gate of a layer is one number. Ada trained forty layers in Lausanne, and the last ten of them learned nothing "
@@ -127,6 +138,54 @@ def test_a_head_that_a_task_needs_must_be_there(tmp_path: Path) -> None:
         masked.require_head(["squad"])
     with pytest.raises(GpasError, match=r"bracket needs a head that predicts the next token.*has none$"):
         masked.require_head(["bracket"])
+
+
+@needs_transformers
+def test_what_a_masked_network_loses_without_a_layer_is_its_loss_on_masked_tokens(tmp_path: Path) -> None:
+    import transformers
+
+    folder = folder_of("masked", tmp_path / "masked")
+    (tmp_path / "notes.txt").write_text(" ".join(WORDS * 4))
+    network = PinnedNetwork(path="masked", sha256=pin_of(*digests(folder)))
+    text = {"text": "notes.txt", "eval_tokens": 60, "max_length": 24}
+    cell = cell_from({"network": plain(network), "importance": text})
+    outcome = run(cell, new_attempt(tmp_path, cell, "importance"), lambda: None)
+    (layers,) = recorded_events(tmp_path / "runs", cell.key, Layers)
+
+    opened = opened_in(folder)
+    mask_id = opened.network.mask_id
+    assert mask_id is not None
+    batches, _ = masked_batches(read_text("notes.txt", tmp_path), opened.tokenizer, mask_id, 24, 60)
+    rows = [torch.from_numpy(batch.inputs) for batch in batches]
+    assert [row[0, [0, -1]].tolist() for row in rows] == [[2, 3]] * len(rows)  # [CLS] and [SEP]
+    inputs, targets = (np.concatenate([getattr(one, name)[0] for one in batches]) for name in ("inputs", "targets"))
+    chosen = targets != IGNORED
+    assert (inputs[chosen] == mask_id).any()
+    assert not (inputs[~chosen] == mask_id).any()
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = torch.cat([theirs(input_ids=row).logits[0] for row in rows])
+        return float(functional.cross_entropy(logits[chosen], torch.from_numpy(targets[chosen])))
+
+    whole = loss()
+    assert outcome.metrics["masked_loss"] == pytest.approx(whole, rel=1e-5)
+    blocks = list(theirs.bert.encoder.layer)
+    rises = []
+    for number in range(len(blocks)):
+        theirs.bert.encoder.layer = torch.nn.ModuleList(blocks[:number] + blocks[number + 1 :])
+        rises.append(loss() - whole)
+    assert layers.values["importance"] == pytest.approx(rises, abs=1e-5)
+
+
+@needs_transformers
+def test_a_masked_network_needs_a_mask_token(tmp_path: Path) -> None:
+    folder = folder_of("masked", tmp_path / "masked")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "mask_token": None}))
+    with pytest.raises(GpasError, match="it predicts masked tokens, and its tokenizer has no mask_token"):
+        opened_in(folder)
 
 
 @needs_transformers

@@ -245,12 +245,12 @@ def test_a_small_network_of_the_package_is_measured(name: str, tmp_path: Path) -
 
 def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> None:
     """Its angular distances, its stability and its statistics, with the attention that transformers returns itself."""
-    from transformers import AutoModel, BertConfig, BertForMaskedLM
+    from transformers import AutoModel, BertConfig, BertModel
 
     project = Project(tmp_path)
     torch.manual_seed(1)
     shape = {"num_hidden_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **shape)).save_pretrained(project.net)
+    BertModel(BertConfig(vocab_size=300, max_position_embeddings=64, **shape)).save_pretrained(project.net)
     project.network = PinnedNetwork(path="net", sha256=pin_of(*digests(project.net)))
     cell = project.cell(importance=TEXT)
     outcome = project.go(cell)

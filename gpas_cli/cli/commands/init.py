@@ -24,8 +24,7 @@ def init(
 
     Also writes a .gitignore for results.
 
-    With --papers, the file declares the grids of the papers, too, at full size and in minutes. The BERT-large in which
-    The Curse of Depth removes layers is not among them.
+    With --papers, the file declares the grids of the papers, too, at full size and in minutes.
 
     Example: [bold]gpas init my-project[/bold]
     """

@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gpas_cli.data.loader import IGNORED, Batch, validation_batches
-from gpas_cli.data.objective import reader_of
+from gpas_cli.data.loader import IGNORED, Batch, Draw, validation_batches
+from gpas_cli.data.objective import MaskedReader, reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.data.text_documents import ScoredText
 from gpas_cli.data.tokenizer import Tokenizer
@@ -55,6 +55,7 @@ from gpas_cli.extensions.layers.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.extensions.layers.stage import Importance
 from gpas_cli.model.llama import LanguageModel, Llama, build
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.objective import Masked
 from gpas_cli.train.assemble import TrainedNetwork, micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
@@ -145,6 +146,37 @@ def text_batches(text: ScoredText, tokenizer: Tokenizer, length: int, most: int)
     rows = [[tokenizer.first_id, *tokens[start : start + length]] for start in range(0, min(len(tokens), most), length)]
     sequences = [np.array([row], np.int64) for row in rows]
     return [Batch(one[:, :-1], one[:, 1:]) for one in sequences], bytes_per_token
+
+
+def masked_batches(
+    text: ScoredText, tokenizer: Tokenizer, mask_id: int, length: int, most: int
+) -> tuple[list[Batch], float]:
+    """Return a text as batches of one row of at most `length` tokens, at least `most` tokens of it, and its bytes per
+    token.
+
+    Rows are pieces of one document between the tokenizer's own first and last tokens. 15 % of their other tokens are
+    targets, and replaced as BERT's are (Devlin et al. 2018), the same in each measurement.
+    """
+    marked, bare = (tokenizer.backend.encode("a", add_special_tokens=own).ids for own in (True, False))
+    before = marked.index(bare[0])
+    start, end = marked[:before], marked[before + len(bare) :]
+    room = length - len(start) - len(end)
+    reader = MaskedReader(Masked(), room, mask_id, tokenizer.vocab, tokenizer.eos_id)
+    batches: list[Batch] = []
+    read = size = 0
+    for document in text.documents:
+        tokens = tokenizer.encode(document.context + document.text)
+        for place in range(0, min(len(tokens), most - read), room):
+            piece = np.array([tokens[place : place + room]])
+            made = reader.batch(piece, np.array([piece.size]), np.array([read + place]), Draw.validation())
+            inputs = np.array([[*start, *made.inputs[0], *end]])
+            targets = np.pad(made.targets, ((0, 0), (len(start), len(end))), constant_values=IGNORED)
+            batches.append(Batch(inputs, targets, prefix=np.array([inputs.size])))
+        read += len(tokens)
+        size += len((document.context + document.text).encode())
+        if read >= most:
+            break
+    return batches, size / max(1, read)
 
 
 class _LayerStability:
@@ -373,12 +405,13 @@ class RemovalLosses:
 
     def _loss(self, watch: Watch = unwatched) -> float | None:
         """Return the loss on the text, None of a network without a head for it, while `watch` reads its streams."""
-        if isinstance(self.subject.network, ForeignNetwork) and not self.subject.network.predicts:
+        network = self.subject.network
+        if isinstance(network, ForeignNetwork) and not network.predicts and network.mask_id is None:
             for batch in self.subject.batches:
                 read_streams(self.subject, batch, watch)
             return None
         found = evaluate(
-            self.subject.network, self.subject.batches, self.subject.precision, self.subject.bytes_per_token,
+            network, self.subject.batches, self.subject.precision, self.subject.bytes_per_token,
             micro_batch=self.rows, world=self.world, watch=watch,
         )  # fmt: skip
         return found["loss"]

@@ -8,7 +8,7 @@ from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS
 from gpas_cli.events import Outcome, Removal, RemovalScore
 from gpas_cli.extensions.layers import importance, statistics
 from gpas_cli.extensions.layers.blocks import blocks_of
-from gpas_cli.extensions.layers.removal import Subject, own_subject, text_batches
+from gpas_cli.extensions.layers.removal import Subject, masked_batches, own_subject, text_batches
 from gpas_cli.spec.downstream import text_name
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.train.training import prepare_text
@@ -53,7 +53,11 @@ def _network_subject(stage: StageContext) -> Subject:
     opened = stage.cell.network.open(stage)
     length = min(section.max_length, opened.positions or section.max_length)
     text = read_text(section.text, stage.root)
-    batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)
+    masked = opened.network.mask_id
+    if masked is None:
+        batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)
+    else:
+        batches, bytes_per_token = masked_batches(text, opened.tokenizer, masked, length, section.eval_tokens)
     on_gpu = opened.precision.device.type == "cuda"
     return Subject(
         network=opened.network,
@@ -67,4 +71,5 @@ def _network_subject(stage: StageContext) -> Subject:
         text=f"{text_name(section.text)} {text.digest}",
         rows=max(1, (GPU_TOKENS if on_gpu else CPU_TOKENS) // length),
         positions=opened.positions,
+        loss="loss" if masked is None else "masked_loss",
     )

@@ -21,7 +21,7 @@ from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.foreign import Opened
 from gpas_cli.events import Phase
 from gpas_cli.extensions.networks.network import OTHERS, WEIGHTS, PinnedNetwork, digests, pin_of, unusable
-from gpas_cli.extensions.networks.transformers_network import CausalNetwork, Encoder
+from gpas_cli.extensions.networks.transformers_network import CausalNetwork, Encoder, MaskedNetwork
 from gpas_cli.files import parse_json
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.precision import Precision
@@ -223,7 +223,11 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
         half = next(loaded.parameters()).dtype == torch.bfloat16 if dtype == "stored" else dtype == "bf16"
         precision = Precision("pure_bf16" if half else "fp32", choose_device())
         placed = loaded.to(dtype=precision.weights, device=precision.device)
-        network = Encoder(placed, model.source) if encoder else CausalNetwork(placed, model.source)
+        network: MaskedNetwork | Encoder | CausalNetwork
+        if encoder and model.architecture.endswith("ForMaskedLM"):
+            network = MaskedNetwork(placed, model.source, words.mask_token_id)
+        else:
+            network = Encoder(placed, model.source) if encoder else CausalNetwork(placed, model.source)
         tokenizer = _tokenizer(words, network.vocab, model)
     except GpasError:
         raise

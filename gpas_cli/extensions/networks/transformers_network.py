@@ -1,14 +1,15 @@
 """Networks of `transformers` with the call signature of `model.llama.Llama`.
 
 CausalNetwork   predicts the next token: log-likelihoods of texts and choices
+MaskedNetwork   predicts masked tokens
 Encoder         has no head for the next token: its streams, and answers to questions if it has a head for them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +67,11 @@ class _TransformersNetwork(ForeignNetwork):
         return torch.arange(_PROBE_TOKENS, device=device)[None] % self.vocab
 
 
-class CausalNetwork(_TransformersNetwork):
-    """A causal language model. A hook captures the input of the head, so that logits are computed only where they are
-    read."""
+class _HeadedNetwork(_TransformersNetwork):
+    """A network with logits of tokens. A hook captures the input of the head, so that logits are computed only where
+    they are read. options: more arguments of `inner`."""
 
-    predicts = True
+    options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, inner: Any, source: str):
         """Raises GpasError if the logits are not a linear map of the head's input."""
@@ -85,10 +86,12 @@ class CausalNetwork(_TransformersNetwork):
         self._head = head
         self.eval()
         self._check_head()
-        self._check_order()
 
     def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, *unused: object) -> Tensor:
-        assert unused.count(None) == len(unused)
+        if self.predicts:
+            assert unused.count(None) == len(unused)  # no token sees a later one
+        else:
+            assert packing is None  # every token sees the whole row, so that padding would need a mask
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
         hidden = self._hidden(rows)
         states = hidden if packing is None else packing.join(hidden)
@@ -112,8 +115,7 @@ class CausalNetwork(_TransformersNetwork):
 
     def _call(self, rows: Tensor, hook: Callable[..., Any]) -> Any:
         with hooked([self._head], hook):
-            # Rows are padded on the right, where causal attention ignores it.
-            return self.inner(input_ids=rows, use_cache=False).logits
+            return self.inner(input_ids=rows, **self.options).logits
 
     def probe(self) -> Tensor:
         return self._hidden(self._few())
@@ -128,6 +130,18 @@ class CausalNetwork(_TransformersNetwork):
                 f"{self.source}: its logits are not its head's matrix times its last states, so it cannot be scored"
             )
 
+
+class CausalNetwork(_HeadedNetwork):
+    """A causal language model. Rows are padded on the right, where causal attention ignores it."""
+
+    predicts = True
+    options: ClassVar[Mapping[str, Any]] = {"use_cache": False}
+
+    def __init__(self, inner: Any, source: str):
+        """Raises GpasError if the network has no usable head, or does not predict the next token."""
+        super().__init__(inner, source)
+        self._check_order()
+
     @torch.no_grad()
     def _check_order(self) -> None:
         rows = self._few()
@@ -136,6 +150,19 @@ class CausalNetwork(_TransformersNetwork):
         tolerance = _LATER_TOLERANCE if self._head.weight.dtype == torch.float32 else _HALF_TOLERANCE
         if not (before - after).abs().max() <= tolerance * before.abs().max():
             raise GpasError(f"{self.source}: its states depend on later tokens, so it does not predict the next token")
+
+
+class MaskedNetwork(_HeadedNetwork):
+    """A network that predicts masked tokens from all tokens of a row. mask_id: the token in their place."""
+
+    predicts = False
+
+    def __init__(self, inner: Any, source: str, mask_id: int | None):
+        """Raises GpasError if the network has no usable head, or its tokenizer no mask token."""
+        if mask_id is None:
+            raise GpasError(f"{source}: it predicts masked tokens, and its tokenizer has no mask_token")
+        super().__init__(inner, source)
+        self.mask_id = mask_id
 
 
 class Encoder(_TransformersNetwork):
