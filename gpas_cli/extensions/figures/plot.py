@@ -25,6 +25,8 @@ _COLUMN_SIZE = (3.3, 2.3)  # inches, of a plot as wide as a column of a paper
 _PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
 _NARROW = 5.0  # inches; narrower panels are below each other
 _TITLE_CHARACTERS = 19  # in an inch
+# Of a line beside the y axis: viewers of an SVG file that lack its first font draw wider letters.
+_Y_CHARACTERS = 30
 STYLE: dict[str, Any] = {
     # matplotlib includes a Times, as in the body of most papers; the second has the characters that it lacks.
     "font.family": ["STIXGeneral", "DejaVu Sans"],
@@ -121,7 +123,7 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
 def _draw_panel(axes: Any, panel: Figure, width: float, *, titled: bool) -> list[tuple[str, Any]]:
     handles = _draw_all(axes, panel)
     axes.set_xlabel(panel.x)
-    axes.set_ylabel("\n".join(textwrap.wrap(panel.y, 36)))
+    axes.set_ylabel("\n".join(textwrap.wrap(panel.y, _Y_CHARACTERS)))
     if titled:
         axes.set_title("\n".join(_wrapped(panel.title, width)), loc="left")
     axes.grid(alpha=0.25, linewidth=0.5)
