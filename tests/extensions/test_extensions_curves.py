@@ -9,7 +9,16 @@ import pytest
 from curve_database import stand_in
 from report_cells import OPTIM, entry
 
-from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, curves, make_series, over_updates, ratios
+from gpas_cli.extensions.curves.series import (
+    CellCurve,
+    Selection,
+    Series,
+    curves,
+    make_series,
+    over_updates,
+    ratios,
+    recorded_quantities,
+)
 from gpas_cli.grid import Entry
 from gpas_cli.report.labels import has_labels
 from gpas_cli.report.quantities import by_layer, quantity
@@ -238,3 +247,15 @@ def test_the_loss_over_updates_is_that_of_a_training_and_not_of_a_stage_after_it
     recorded |= {pretraining.key: 1.0, importance.key: 7.0}
     (run,) = drawn(recorded, "loss", measured)
     assert run.points[0] == (1.0, 1.0)
+
+
+def test_losses_of_a_stage_that_does_not_train_are_no_curve_over_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = entry("pre", "none", importance={"eval_tokens": 1000})
+    pretraining, importance = measured.cell.stages
+    stored = {pretraining.key: (["lr"], []), importance.key: (["loss"], ["importance"])}
+
+    def names(engine: object, keys: list[str]) -> tuple[list[str], list[str]]:
+        return [name for key in keys for name in stored[key][0]], [name for key in keys for name in stored[key][1]]
+
+    monkeypatch.setattr("gpas_cli.report.query.curve_names", names)
+    assert recorded_quantities(object(), [measured]) == ["lr", "importance"]

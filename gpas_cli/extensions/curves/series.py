@@ -304,7 +304,9 @@ def recorded_quantities(engine: Engine | None, entries: Sequence[Entry]) -> list
         return []
     from gpas_cli.report.query import curve_names
 
-    over_updates, by_layers = curve_names(engine, [stage.key for entry in entries for stage in entry.cell.stages])
+    stages = [stage for entry in entries for stage in entry.cell.stages]
+    over_updates, _ = curve_names(engine, [stage.key for stage in stages if stage.declared.trains])
+    _, by_layers = curve_names(engine, [stage.key for stage in stages])
     places = {name: by_layers if one.by_layer or one.per_layer else over_updates for name, one in QUANTITIES.items()}
     return [name for name, found in places.items() if QUANTITIES[name].recorded_as in found]
 
