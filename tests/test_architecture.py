@@ -39,7 +39,7 @@ BESIDE = {
     "doctor": {"grid"},
     "statistics": set(),
     "report": {"store", "state", "grid", "spec", "statistics"},
-    "origin": {"report", "store", "state", "grid", "spec"},
+    "origin": {"report", "store", "state", "grid", "spec", "statistics"},
     "results": {"report", "store", "state", "grid", "spec", "statistics"},
     "cli": {"grid", "data", "report", "origin", "statistics", "evaluate"},
 }
