@@ -17,7 +17,7 @@ from gpas_cli.report.labels import objective_title
 from gpas_cli.report.quantities import Points
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, HIDDEN, Document
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
@@ -59,29 +59,6 @@ class _SeriesJson(Document):
     runs: Sequence[_DrawnRunJson]
 
 
-class FrameJson(Document):
-    """One plot without what is drawn in it."""
-
-    title: str
-    x: Annotated[str, "title of the x axis"]
-    y: Annotated[str, "title of the y axis, with the unit"]
-    log: Annotated[bool, "whether y is logarithmic where all values are positive"]
-    log_x: bool
-    layers: Annotated[int, "the number of layers if x counts layers, else 0"]
-    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
-    bars: bool
-    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
-    note: str
-
-
-class PlotJson(Document):
-    """One plot: its axes, and what is drawn in it."""
-
-    frame: FrameJson = field(metadata=FLAT)
-    series: Sequence[_SeriesJson]
-    lines: Sequence[Line]
-
-
 @dataclass(frozen=True)
 class Line:
     """A line that no run has recorded: a bound, published numbers, a fitted law."""
@@ -98,35 +75,25 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """Series with the titles of the plot and its axes.
-
-    log: y is logarithmic if all values are positive. log_x: so is x. layers: the number of layers if x counts layers,
-    else 0. every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
-    bars: draw bars instead of lines if there are at most MOST_BARS series. heat_map: the title of the colour bar if the
-    series are drawn as heat maps, else "". lines: drawn beside the series. level: a value of y that is marked, such as
-    a ratio of 1. note: what a reader must know, in one sentence. noisy: values of single updates are drawn, whose trend
-    a moving average shows; an evaluation is a mean over much text.
-    """
+    """One plot: its axes, and what is drawn in it."""
 
     title: str
-    x: str
-    y: str
-    series: tuple[Series, ...] = ()
-    log: bool = False
-    layers: int = 0
-    every_run: bool = False
-    bars: bool = False
-    heat_map: str = ""
-    lines: tuple[Line, ...] = ()
+    x: Annotated[str, "title of the x axis"]
+    y: Annotated[str, "title of the y axis, with the unit"]
+    series: tuple[Series, ...] = field(default=(), metadata=HIDDEN)
+    log: Annotated[bool, "whether y is logarithmic where all values are positive"] = False
+    layers: Annotated[int, "the number of layers if x counts layers, else 0"] = 0
+    every_run: bool = field(default=False, metadata=HIDDEN)
+    """Draw a line for each run instead of the mean with a band of one standard deviation on both sides."""
+    bars: Annotated[bool, "whether the series are drawn as bars"] = False
+    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"] = ""
+    lines: tuple[Line, ...] = field(default=(), metadata=HIDDEN)
+    """Drawn beside the series."""
     log_x: bool = False
-    level: float | None = None
-    note: str = ""
-    noisy: bool = False
-
-    @property
-    def has_bars(self) -> bool:
-        """Whether the series are drawn as bars."""
-        return self.bars and not self.every_run and len(self.series) <= _MOST_BARS
+    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"] = None
+    note: Annotated[str, "what a reader must know, in one sentence"] = ""
+    noisy: Annotated[bool, "whether values of single updates are drawn, whose trend a moving average shows"] = False
+    """An evaluation is a mean over much text."""
 
     @property
     def drawn(self) -> tuple[Series | Line, ...]:
@@ -137,6 +104,14 @@ class Figure:
     def curves(self) -> list[Points]:
         """The points of all runs and lines."""
         return [*(run.points for series in self.series for run in series.runs), *(line.points for line in self.lines)]
+
+
+class PlotJson(Document):
+    """One plot: its axes, and what is drawn in it."""
+
+    frame: Figure = field(metadata=FLAT)
+    series: Sequence[_SeriesJson]
+    lines: Sequence[Line]
 
 
 def make_figure(
@@ -174,15 +149,16 @@ def make_figure(
         x = what if each else f"{what}{_when(runs)}"
     objectives = ", ".join(dict.fromkeys(objective_title(run.entry) for run in runs))
     mixed = quantity.of_targets and len({objective_title(run.entry) for run in runs}) > 1
+    series = make_series(runs)
     return Figure(
         title=one_line(title),
         x=x,
         y=f"{y}, ratio to {ratio_to}" if ratio_to else y,
-        series=make_series(runs),
+        series=series,
         log=quantity.log and not ratio_to if log is None else log,
         layers=max((run.entry.cell.model.size.layers for run in runs), default=0) if selection.over_layers else 0,
         every_run=every_run,
-        bars=quantity.bars,
+        bars=quantity.bars and not every_run and len(series) <= _MOST_BARS,
         level=1.0 if ratio_to else None,
         note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
         noisy=not quantity.by_layer and not quantity.name.startswith("eval_"),
@@ -197,17 +173,9 @@ def _when(runs: Sequence[CellCurve]) -> str:
     return "".join(f" (at update {step})" if step else " (at initialisation)" for step in steps)
 
 
-def frame(figure: Figure) -> FrameJson:
-    """Return everything about a plot but its series and lines: title, axes and kind."""
-    return FrameJson(
-        title=figure.title, x=figure.x, y=figure.y, log=figure.log, log_x=figure.log_x, layers=figure.layers,
-        level=figure.level, bars=figure.has_bars, heat_map=figure.heat_map, note=figure.note,
-    )  # fmt: skip
-
-
 def as_json(figure: Figure) -> PlotJson:
     """Return a plot for JSON."""
-    return PlotJson(frame=frame(figure), series=list(map(_series_json, figure.series)), lines=figure.lines)
+    return PlotJson(frame=figure, series=list(map(_series_json, figure.series)), lines=figure.lines)
 
 
 def _series_json(series: Series) -> _SeriesJson:

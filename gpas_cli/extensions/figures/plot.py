@@ -174,7 +174,7 @@ _BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the seri
 
 def _draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
-    draw = _draw_bars if figure.has_bars else _draw_series
+    draw = _draw_bars if figure.bars else _draw_series
     handles = []
     for series in figure.series:
         title = series.title
