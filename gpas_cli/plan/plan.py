@@ -10,21 +10,19 @@ from gpas_cli.errors import Exit
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.costs import (
-    CostElsewhere,
     JobMemory,
     SizeCost,
     StageCost,
     Storage,
     by_size,
     by_stage,
-    costs_elsewhere,
     memory_of_jobs,
     overflows,
     size_names,
     storage,
 )
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.machine import Cluster, Machine, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys
 from gpas_cli.plan.texts import Texts
 from gpas_cli.plan.trunks import jobs_of
@@ -81,7 +79,7 @@ class Plan:
     text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
-    elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
+    lacks_gpus: bool = False  # whether a job asks for more GPUs than this machine has
 
     @property
     def exit_code(self) -> Exit:
@@ -173,8 +171,6 @@ def plan(
         for state in cell_statuses(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
-    # With assumed speeds the plan is for other GPUs already.
-    too_few = [] if machine.assumed_speed() else [j for j in needed.values() if machine.too_few(j.resources)]
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
@@ -184,7 +180,8 @@ def plan(
         machine=machine,
         storage=storage(project, [*needed.values()], machine, texts.sized) if project else Storage(),
         startable=len(fitting) == len(needed),
-        elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
+        lacks_gpus=isinstance(machine, ThisMachine)
+        and any(job.resources.gpus > len(machine.gpus) for job in needed.values()),
         code_warnings=(*_other_code(runs, [fitting[key] for key in resume if key in fitting]), *alone),
         text_files=tuple(texts.files(job.cell for job in fitting.values())),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
