@@ -216,15 +216,16 @@ def test_larger_networks_are_assumed_to_use_a_gpu_better() -> None:
     assert shares == [0.05, 0.05, 0.34, 0.44, 0.52, 0.52]
 
 
-def test_jobs_that_need_more_gpus_than_this_machine_has_are_known(runs: Path) -> None:
+def test_jobs_that_need_more_gpus_than_there_are_are_estimated_on_others(runs: Path) -> None:
     big = replace(entry(seed=1, precision="bf16"), resources=Resources(gpus=16))
     small = replace(entry(seed=2, precision="bf16"), resources=Resources(gpus=1))
     here = ThisMachine(gpus=("0",), cores=(0, 1))
     found = made_plan(runs, big, small, machine=here)
     assert [job.resources.gpus for job in found.jobs] == [1]
-    assert found.lacks_gpus
-    assert not made_plan(runs, small, machine=here).lacks_gpus
-    assert not made_plan(runs, big, machine=Cluster()).lacks_gpus
+    assert [cost.gpus for cost in found.elsewhere] == [("A100",), ("H100", "H200"), ("B200",)]
+    assert {(cost.number, len(cost.estimate.works)) for cost in found.elsewhere} == {(16, 1)}
+    assert made_plan(runs, small, machine=here).elsewhere == ()
+    assert made_plan(runs, big, machine=Cluster()).elsewhere == ()
 
 
 def test_a_gpu_is_named_in_any_case_and_spacing() -> None:

@@ -19,7 +19,7 @@ from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import DiskUse, JobMemory, SizeCost, StageCost, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
-from gpas_cli.plan.plan import Plan, PlanRow
+from gpas_cli.plan.plan import CostElsewhere, Plan, PlanRow
 from gpas_cli.plan.trunks import saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
@@ -75,6 +75,7 @@ class PlanJson(DocumentJson):
     disk: Annotated[Sequence[DiskUse], "what the jobs add to folders of this machine"]
     untokenised: Annotated[Sequence[MissingText], "what they add, by text"]
     speed: Annotated[float | None, "tokens per second of a process, null if not measured"]
+    elsewhere: Annotated[Sequence[CostElsewhere], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: Annotated[ShrunkJson | None, "with --shrink"] = field(default=None, metadata=OPTIONAL)
 
 
@@ -100,6 +101,7 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
         disk=planned.storage.uses,
         untokenised=planned.storage.texts,
         speed=planned.storage.speed,
+        elsewhere=planned.elsewhere,
         shrunk=shrunk,
     )  # fmt: skip
 
@@ -122,8 +124,7 @@ def render(
     parts += _memory(planned)
     parts += _storage(planned)
     words = shlex.join(asked or grids_of(planned))
-    if planned.lacks_gpus:
-        parts += [Text(f"for GPUs that this machine does not have: gpas plan {words} --gpu H100:8", style="dim")]
+    parts += _elsewhere(planned, words)
     parts += _cells(planned, cells, words)
     return Group(Text(headline(planned), style="bold"), *parts)
 
@@ -186,6 +187,14 @@ def _storage(planned: Plan) -> list[RenderableType]:
     notes = [*[kept] * bool(found.at_once), *_texts(planned)]
     table = Columns(headers, rows, right=frozenset(headers[1:4]))
     return [Group(table, *map(_indented, [notes] if notes else []))] if rows else []
+
+
+def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
+    """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
+    costs = [f"{' and '.join(one.gpus)} {one.estimate.gpu_hours:,.3g} GPU-hours" for one in planned.elsewhere]
+    lines = (f"on GPUs that this machine does not have, with an assumed MFU: {', '.join(costs)}",
+             f"by size, with memory and --price: gpas plan {words} --gpu H100:8")  # fmt: skip
+    return [_hanging(lines[0]), _indented(lines[1:])] if costs else []
 
 
 def render_shrunk(shrunk: ShrunkJson) -> RenderableType:

@@ -32,15 +32,22 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     assert sum(line.startswith("large/") for line in lines) == 8
 
 
-def test_a_machine_without_gpus_says_how_to_plan_for_others(face: Face) -> None:
+def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
     face.declare(LARGE)
     lines = face("plan").out.splitlines()
     table = next(line for line in lines if line.startswith("71m "))
     assert "512 x 256" in table
     assert "131M" in table  # 1000 updates of 512 rows of 256 tokens
-    advice = "for GPUs that this machine does not have: gpas plan large --gpu H100:8"
-    assert advice in lines
-    assert advice not in face("plan", "--gpu", "H100:8").out
+    (cost,) = [
+        line for line in lines if line.startswith("on GPUs that this machine does not have, with an assumed MFU")
+    ]
+    assert "gpas plan large --gpu H100:8" in "".join(lines)
+    a100, h100, b200 = face("plan", "--json").json["elsewhere"]
+    assert [a100["gpus"], h100["gpus"], b200["gpus"]] == [["A100"], ["H100", "H200"], ["B200"]]
+    named = face("plan", "--gpu", "H100:8", "--json").json
+    assert {"gpus": ["H100", "H200"], "number": 8, **named["estimate"]} == h100
+    assert f"H100 and H200 {h100['gpu_hours']:,.3g} GPU-hours" in cost
+    assert named["elsewhere"] == []
 
 
 def test_many_cells_are_counted_and_their_notes_kept(face: Face) -> None:
