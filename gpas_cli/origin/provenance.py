@@ -215,8 +215,6 @@ class SeedOrigin:
     host: str | None
     device: str | None
     ended: Annotated[float | None, "unix time"]
-    environment: Mapping[str, Any]
-    """The versions and the machine that the attempt recorded."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +306,7 @@ def trace_printed(name: PlaceName, tables: Sequence[Table], known: Recorded, run
 
 
 def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Path) -> NumberOrigin:
-    seeds = [_seed(status, place, known.engine) for status in place.cell.statuses]
+    seeds = [_seed(status, place) for status in place.cell.statuses]
     own = {seed.status.entry.grid for seed in seeds}
     entries = [entry for entry in known.entries if entry.grid in own]
     wanted = [status.entry for status in place.cell.runs]
@@ -325,28 +323,15 @@ def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Pat
     )  # fmt: skip
 
 
-def environments(seeds: Sequence[SeedOrigin]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return what the recorded environments of the seeds have in common, and the values of the other facts."""
-    recorded = [seed.environment for seed in seeds if seed.environment]
-    names = list(dict.fromkeys(name for each in recorded for name in each))
-    values = {name: list(dict.fromkeys(each.get(name) for each in recorded)) for name in names}
-    same = {name: found[0] for name, found in values.items() if len(found) == 1 and found[0] not in ("", None)}
-    return same, {name: found for name, found in values.items() if len(found) > 1}
-
-
-def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigin:
+def _seed(status: EntryStatus, place: Place) -> SeedOrigin:
     base = place.base
     result = status.result
-    environment: Mapping[str, Any] = {}
-    if result is not None and engine is not None:
-        rows = {row["number"]: row for row in query.attempts(engine, result.key)}
-        environment = rows[result.number]["environment"] or {}
     return SeedOrigin(
         status, seed=status.seed, cell=status.entry.id, key=status.key, state=status.state, value=status.value,
         base=base.cell.values.get(status.seed) if base else None,
         attempt=result.number if result else None, directory=(result.directory or None) if result else None,
         host=(result.host or None) if result else None, device=(result.hardware or None) if result else None,
-        ended=result.ended if result else None, environment=environment,
+        ended=result.ended if result else None,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def why(
 
     For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a
     paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
-    environment, the hours that it took, and the command that makes it again.
+    the hours that it took, and the command that makes it again.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
 

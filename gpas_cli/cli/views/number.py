@@ -9,7 +9,7 @@ from rich.text import Text
 from gpas_cli.cli.console import say, say_fact
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.events import Score
-from gpas_cli.origin.provenance import Code, NumberOrigin, SeedOrigin, environments
+from gpas_cli.origin.provenance import Code, NumberOrigin
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
@@ -48,12 +48,6 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
         yield "published", text
     for code in origin.code:
         yield "code", _code(code, len(origin.seeds))
-    same, differing = environments(origin.seeds)
-    if same:
-        yield "environment", ", ".join(f"{name} {value}" for name, value in same.items())
-    for name, values in differing.items():
-        yield "", f"{name} differs: {listed([str(value) for value in values], _NAMED)}"
-    yield from _texts(origin.seeds)
     yield origin.hours.unit, origin.hours.hours(origin.hours.unit)
     yield from _again(origin)
 
@@ -102,16 +96,6 @@ def _code(code: Code, seeds: int) -> str:
     copy = f"copy in {code.snapshot}" if code.snapshot else "its copy is gone"
     of = f" (seed {listed([str(label) for label in code.seeds], _NAMED)})" if len(code.seeds) < seeds else ""
     return f"{code.code or 'not recorded'}, {commit}, {copy}{of}"
-
-
-def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
-    results = [seed.status.result for seed in seeds if seed.status.result]
-    for name, found in (
-        ("train text", [result.fingerprint for result in results]),
-        ("validation", [result.validation_fingerprint for result in results]),
-    ):
-        if known := list(dict.fromkeys(text for text in found if text)):
-            yield name, listed(known, _NAMED)
 
 
 def _seed_rows(origin: NumberOrigin) -> Any:
