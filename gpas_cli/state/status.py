@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Phase, Scoring, Skipped, Spike, Started, Step
@@ -18,6 +18,7 @@ from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
 from gpas_cli.store.journal import Line, lines_in
 from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.structure import HIDDEN, Number
 from gpas_cli.words import ordinal
 
 _EVALUATING = "evaluating"  # the phase of a training after its last update
@@ -28,24 +29,26 @@ class Progress:
     """The newest value of each quantity in a journal; None if it has none.
 
     `losses` are the training losses of the last log lines, oldest first; `spikes` and `skipped` count the spikes and
-    the skipped updates among the same events. `eta` is in seconds.
+    the skipped updates among the same events.
     """
 
-    phase: str = ""
+    phase: str = field(default="", metadata=HIDDEN)
     step: int | None = None
     steps: int | None = None
-    loss: float | None = None
-    lr: float | None = None
-    tokens_per_second: float | None = None
-    losses: tuple[float, ...] = ()
-    eta: float | None = None
-    grad_norm: float | None = None
-    mfu: float | None = None
-    spikes: int = 0
-    skipped: int = 0
-    memory: float | None = None  # bytes
-    saved: int | None = None  # the update of the newest checkpoint
-    share: float | None = None  # the completed fraction of a stage that scores tasks; None for other stages
+    loss: Annotated[Number | None, "of the newest update"] = None
+    lr: float | None = field(default=None, metadata=HIDDEN)
+    tokens_per_second: Number | None = None
+    losses: tuple[float, ...] = field(default=(), metadata=HIDDEN)
+    eta: Annotated[Number | None, "seconds"] = None
+    grad_norm: float | None = field(default=None, metadata=HIDDEN)
+    mfu: Number | None = None
+    spikes: int | None = None
+    skipped: int | None = None
+    memory: Annotated[Number | None, "bytes"] = None
+    saved: int | None = field(default=None, metadata=HIDDEN)
+    """The update of the newest checkpoint."""
+    share: float | None = field(default=None, metadata=HIDDEN)
+    """The completed fraction of a stage that scores tasks; None for other stages."""
 
     @property
     def counted(self) -> str:

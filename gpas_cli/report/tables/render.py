@@ -262,16 +262,6 @@ class _TableRowJson(Document):
     cells: Sequence[_TableCellJson | None]
 
 
-class _ColumnJson(Document):
-    """One column; `sources` are the papers whose numbers are beside it, `contributors` the people."""
-
-    label: Any
-    title: str
-    metric: Metric
-    sources: Sequence[str]
-    contributors: Sequence[str]
-
-
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
@@ -279,7 +269,7 @@ class TableJson(DocumentJson):
     title: str
     metric: Annotated[Metric, "the metric of the first column"]
     rows: Sequence[_TableRowJson]
-    columns: Sequence[_ColumnJson]
+    columns: Sequence[Column]
     papers: Annotated[Mapping[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
     gains: Sequence[Gain]
     notes: Sequence[Note]
@@ -339,13 +329,7 @@ def table_json(table: Table) -> TableJson:
             )
             for row in table.rows
         ],
-        columns=[
-            _ColumnJson(
-                label=column.label, title=column.title, metric=column.metric,
-                sources=column.sources, contributors=column.contributors,
-            )
-            for column in table.columns
-        ],
+        columns=table.columns,
         papers=table.papers,
         gains=gains(table),
         notes=notes(table),

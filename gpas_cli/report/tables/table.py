@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 from gpas_cli.grid.declared import Entry, Line, TableSpec
 from gpas_cli.grid.document import Label
@@ -151,16 +152,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One label of the column axis with one metric, and the sources that print a number for any of its cells.
-
-    contributors: the people who have contributed results of any of them.
-    """
+    """One label of the column axis with one metric."""
 
     label: Label
     title: str
     metric: Metric
-    sources: tuple[str, ...] = ()
-    contributors: tuple[str, ...] = ()
+    sources: Annotated[tuple[str, ...], "the papers that print a number for any of its cells"] = ()
+    contributors: Annotated[tuple[str, ...], "the people who have contributed results of any of them"] = ()
 
 
 @dataclass(frozen=True)
