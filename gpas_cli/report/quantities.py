@@ -20,6 +20,35 @@ if TYPE_CHECKING:
 
 _SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
 
+_NATS = "nats per token"
+_PER_TARGET = "nats per target"
+_PI = "\N{GREEK SMALL LETTER PI}"
+_MATRICES = {
+    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
+    "norms": "the norms",
+}  # fmt: skip
+# What the stage importance leaves out beside whole layers. Groups are drawn over the number of their layers.
+_LEFT_OUT = {
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "last": "last layers",
+    "closest": "similar layers",
+}
+_GROUPS = ("last", "closest")
+_OUTPUTS = {"attention": "attention", "feed_forward": "feed-forward"}
+_SCORE = "importance_score"
+_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
+DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
+# The metric whose state says whether the stage that records a curve has ended, if that is not the training.
+STATE_METRICS = {
+    **dict.fromkeys(
+        ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
+    ),
+    **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
+    **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
+}
+Points = tuple[tuple[float, float], ...]  # x and y, in order of x
+
 
 def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
     """Return the metric called `name`, of a built-in stage or of `kinds`. Raises GpasError with the nearest name."""
@@ -100,25 +129,6 @@ class Quantity:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
-_NATS = "nats per token"
-_PER_TARGET = "nats per target"
-_PI = "\N{GREEK SMALL LETTER PI}"
-_MATRICES = {
-    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
-    "norms": "the norms",
-}  # fmt: skip
-# What the stage importance leaves out beside whole layers. Groups are drawn over the number of their layers.
-_LEFT_OUT = {
-    "attention": "attention",
-    "feed_forward": "feed-forward",
-    "last": "last layers",
-    "closest": "similar layers",
-}
-_GROUPS = ("last", "closest")
-_OUTPUTS = {"attention": "attention", "feed_forward": "feed-forward"}
-_SCORE = "importance_score"
-_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
-
 OVER_UPDATES = (
     Quantity("loss", "training loss", _NATS, spikes="spike_loss", of_targets=True),
     Quantity("eval_loss", "validation loss", _NATS, of_targets=True),
@@ -195,20 +205,9 @@ def quantity(name: str) -> Quantity:
     return QUANTITIES[name]
 
 
-DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
-# The metric whose state says whether the stage that records a curve has ended, if that is not the training.
-STATE_METRICS = {
-    **dict.fromkeys(
-        ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
-    ),
-    **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
-    **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
-}
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 SPIKES["skipped"] = Quantity("skipped", "skipped updates")
-
-Points = tuple[tuple[float, float], ...]  # x and y, in order of x
 
 
 def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False) -> tuple[Points, float | None]:

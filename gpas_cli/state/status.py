@@ -23,6 +23,15 @@ from gpas_cli.words import ordinal
 
 _EVALUATING = "evaluating"  # the phase of a training after its last update
 
+# A longer gap between two events than this many usual ones is no training: an evaluation takes less.
+_MOST_USUAL = 50
+OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
+RESULTS = ("done", "diverged")
+RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
+ALIVE = ("queued", "running")
+# Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
+UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -115,10 +124,6 @@ def checkpoint_step(lines: Sequence[Line]) -> int | None:
     return next((event.step for event in newest if isinstance(event, Checkpoint)), None)
 
 
-# A longer gap between two events than this many usual ones is no training: an evaluation takes less.
-_MOST_USUAL = 50
-
-
 def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
     """Return the seconds to the end, at the mean rate over the events (time, completed share); None if unknown.
 
@@ -129,14 +134,6 @@ def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
     kept = [gap for gap in gaps if 0 <= gap[0] <= _MOST_USUAL * usual]
     seconds, share, now = sum(gap[0] for gap in kept), sum(gap[1] for gap in kept), shares[-1][1]
     return max(0.0, 1 - now) * seconds / share if now is not None and share > 0 and seconds > 0 else None
-
-
-OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
-RESULTS = ("done", "diverged")
-RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
-ALIVE = ("queued", "running")
-# Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
-UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)

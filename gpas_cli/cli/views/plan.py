@@ -30,6 +30,16 @@ from gpas_cli.words import abbreviated, byte_size, count, duration, grouped, lis
 _MOST_TREES = 4
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
+_COLOURS = {**COLOURS, "invalid": "red", "new": "bold"}
+_WORDS = {"invalid": "cannot run here"}
+_MOST_LISTED = 24  # cells; of more, only the number in each state is shown
+_LAYOUTS = {
+    "none": "one process",
+    "ddp": "a copy each (ddp)",
+    "fsdp": "sharded (fsdp)",
+    "hsdp": "sharded in each node (hsdp)",
+}
+
 
 class _PlannedCellJson(Document):
     """One cell of a plan."""
@@ -284,11 +294,6 @@ def _money(guess: Estimate, price: float) -> str:
     return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
 
 
-_COLOURS = {**COLOURS, "invalid": "red", "new": "bold"}
-_WORDS = {"invalid": "cannot run here"}
-_MOST_LISTED = 24  # cells; of more, only the number in each state is shown
-
-
 def _training(one: SizeCost) -> tuple[str, str, str]:
     """Return batch, updates and tokens of a size, empty for a network that was not trained here."""
     if not one.updates:
@@ -322,14 +327,6 @@ def _by_stage(planned: Plan) -> Columns:
     ]  # fmt: skip
     headers = ("stage", "jobs", "longest", "total", "each job asks for")
     return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("longest", "total"))
-
-
-_LAYOUTS = {
-    "none": "one process",
-    "ddp": "a copy each (ddp)",
-    "fsdp": "sharded (fsdp)",
-    "hsdp": "sharded in each node (hsdp)",
-}
 
 
 def _memory_table(found: Sequence[JobMemory]) -> Columns:

@@ -24,6 +24,15 @@ _MOST_BARS = 4  # beside each other at a layer
 _NORMAL_COLOUR = 5
 _NORMAL_STEPS = 10  # points of its curve in a standard deviation
 
+_GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"
+_LEAST_TICKS = 4  # on a logarithmic axis
+# Multiples of powers of ten, the coarsest first.
+_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
+_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
+_CLOSEST = 0.08  # of a logarithmic axis between two ticks
+_MOST_LAYERS = 12  # with a number in a plot of usual width
+
 
 class _PointJson(Document):
     """A mean at an update or, in curves by layer, at a layer counted from 1."""
@@ -219,9 +228,6 @@ def with_smoothing(figure: Figure, weight: float) -> Figure:
     return replace(figure, series=series, note="; ".join(filter(None, (figure.note, note))))
 
 
-_GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"
-
-
 def with_growth(figure: Figure) -> Figure:
     """Return the figure with the better law through the mean of each series, as a line that the legend names.
 
@@ -241,15 +247,6 @@ def _law(series: Series) -> Line | None:
         return None
     fitted = tuple((x, law.at(x)) for x, _ in points)
     return Line(f"{series.title}: {law.words}", fitted, colour=series.colour, style=1, shade=series.shade)
-
-
-_LEAST_TICKS = 4  # on a logarithmic axis
-# Multiples of powers of ten, the coarsest first.
-_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
-_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
-_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
-_CLOSEST = 0.08  # of a logarithmic axis between two ticks
-_MOST_LAYERS = 12  # with a number in a plot of usual width
 
 
 def log_ticks(low: float, high: float) -> list[float]:
