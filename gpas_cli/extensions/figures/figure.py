@@ -7,7 +7,7 @@ axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -55,12 +55,8 @@ class _DrawnRunJson(Document):
 class _SeriesJson(Document):
     """One line of a figure."""
 
-    title: str
-    labels: Mapping[str, Any]
+    look: Series = field(metadata=FLAT)
     over: Annotated[str, "the averaged axis"]
-    colour: Annotated[int, "hue: the scheme's, or a number from 0"]
-    style: Annotated[int, "line style: 0 with a gate, 1 without one; further ones where there are too few colours"]
-    shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
     points: Sequence[_PointJson]
     final_norm: Annotated[Aggregate | None, "the value at the final norm, which is no layer"]
     matrix: Annotated[Sequence[Sequence[float]] | None, "means of a heat map, a list for each row from the lowest"]
@@ -190,8 +186,7 @@ def as_json(figure: Figure) -> PlotJson:
 def _series_json(series: Series) -> _SeriesJson:
     matrix = series.matrix()
     return _SeriesJson(
-        title=series.title, labels=series.labels, over=series.runs[0].over,
-        colour=series.colour, style=series.style, shade=series.shade,
+        look=series, over=series.runs[0].over,
         points=[_PointJson(at=at, x=x) for x, at in series.mean()], final_norm=series.final_norm(),
         matrix=matrix or None, columns=series.columns() if matrix else None,
         runs=[
