@@ -89,35 +89,39 @@ def _digits(values: Iterable[float]) -> int:
 
 @dataclass(frozen=True)
 class Quantity:
-    """`curve` is its name in the database, by default its own; recorded values times `scale` are in `unit`.
-
-    by_layer: drawn over layers, at the last recorded update. per_layer: a curve over updates that is recorded among the
-    series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
-    bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
-    are recorded as NAME, NAME/2, ...
-    of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
-    outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
-    of the network, which distinguishes the quantities of one plot. groups: drawn over the number of layers. bins: a
-    distribution for each layer, whose shares are recorded as NAME/LAYER, beside a curve by layer.
-    """
+    """A quantity that runs record, and how it is drawn."""
 
     name: str
     title: str
     unit: str = ""
     curve: str = ""
+    """Its name in the database, by default its own."""
     by_layer: bool = False
+    """Drawn over layers, at the last recorded update."""
     per_layer: bool = False
+    """A curve over updates that is recorded among the series by layer, at index 0."""
     log: bool = False
+    """y is logarithmic where all values are positive."""
     scale: float = 1.0
+    """Recorded values times this are in `unit`."""
     spikes: str = ""
+    """The curve of its spikes."""
     bars: bool = False
+    """Drawn as bars for few series."""
     spans: bool = False
+    """Drawn as heat maps of the values over n = 1, 2, ... layers, which are recorded as NAME, NAME/2, ..."""
     outputs: bool = False
+    """Values recorded at the input of layers are drawn as those at the output of the layer before."""
     of_targets: bool = False
+    """A loss, which compares only networks of the same objective."""
     of_gates: bool = False
+    """Only networks with gates have it."""
     part: str = ""
+    """The part of the network, which distinguishes the quantities of one plot."""
     groups: bool = False
+    """Drawn over the number of layers."""
     bins: bool = False
+    """A distribution for each layer, whose shares are recorded as NAME/LAYER, beside a curve by layer."""
 
     @property
     def recorded_as(self) -> str:

@@ -177,37 +177,40 @@ class SchedulerJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """The state of one stage, and the evidence for it.
-
-    `age`: seconds since the newest evidence. `outcome`: the journal's, "" without one. `cause`: why the stage has
-    no result. `attempt` and `directory`: of the attempt that decides the state. `source`: the kind of its
-    evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
-    `submission`: the submission to a scheduler, or the `gpas run`, that made an attempt without a result. `job`: the
-    job as the scheduler reports it. `blocker`: the key of the stage whose failure keeps this one from starting.
-    `signal`: the number of the signal that ended the process, if known. `stands`: the outcome of an earlier attempt
-    whose result counts until the new run has one. `claimed_for`: the grid for which the claim was made, "" without one.
-    `journal_end`: the last lines of the attempt's journal, for `progress`. `reached`: the progress, if it is not what
-    they say.
-    """
+    """The state of one stage, and the evidence for it."""
 
     state: str
     evidence: str
     age: float | None = None
+    """Seconds since the newest evidence."""
     outcome: str = ""
+    """The journal's, "" without one."""
     cause: str = ""
+    """Why the stage has no result."""
     attempt: int | None = None
+    """The number of the attempt that decides the state."""
     directory: Path | None = None
+    """The run directory of that attempt."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     journal_end: Sequence[bytes] = ()
+    """The last lines of the attempt's journal, for `progress`."""
     reached: Progress | None = None
+    """The progress, if it is not what these lines say."""
     claim: Claim | None = None
     source: str = ""
+    """The kind of the evidence: outcome, exit, lock, ending (a lock still held after one of the first two), silence."""
     submission: str = ""
+    """The submission to a scheduler, or the `gpas run`, that made an attempt without a result."""
     job: SchedulerJob | None = None
+    """The job as the scheduler reports it."""
     blocker: str = ""
+    """The key of the stage whose failure keeps this one from starting."""
     stands: str = ""
+    """The outcome of an earlier attempt whose result counts until the new run has one."""
     signal: int | None = None
+    """The number of the signal that ended the process, if known."""
     claimed_for: str = ""
+    """The grid for which the claim was made, "" without one."""
 
     @cached_property
     def progress(self) -> Progress | None:
