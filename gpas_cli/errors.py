@@ -75,7 +75,7 @@ class Problem:
     "experiments.yaml:12:5", or the word of the command line that set the value, such as "optim.lr=abc". `undeclared` is
     the kind and the name of what would have to be declared first, e.g. ("size", "tiny"): if its declaration is faulty,
     this problem only follows from that. `alone`: the value is wrong whatever the other settings are. `absent`: there is
-    no value, and one is required.
+    no value, and one is required. `unknown`: there is no such setting, so that its name is at fault.
     """
 
     path: tuple[str | int, ...]
@@ -84,6 +84,7 @@ class Problem:
     undeclared: tuple[str, str] | None = None
     alone: bool = False
     absent: bool = False
+    unknown: bool = False
 
     def __str__(self) -> str:
         dotted = ".".join(str(part) for part in self.path)

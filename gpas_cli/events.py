@@ -250,24 +250,26 @@ class Scoring(Event):
 
 @dataclass(frozen=True)
 class Score(Event):
-    """One metric of a task or a text.
-
-    metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ..., or `skipped`, the number of documents that were not
-    scored. value: accuracies are fractions. examples: how many documents were scored. stderr: its standard error,
-    if known. harness: the program that scored them, and its version. shots: solved examples in each prompt.
-    checkpoint: the network that was scored; scores of others cannot be continued.
-    """
+    """One metric of a task or a text."""
 
     task: str
     metric: str
+    """`acc`, `acc_norm`, `perplexity`, `word_perplexity`, ..., or `skipped`, the documents that were not scored."""
     value: Number
+    """Accuracies are fractions."""
     examples: int
+    """How many documents were scored."""
     stderr: Number | None = None
+    """Its standard error, if known."""
     task_version: str = ""
     harness: str = ""
+    """The program that scored them, its version and, of a text, how."""
     shots: int = 0
+    """Solved examples in each prompt."""
     checkpoint: str = ""
-    taken_from: str | None = None  # KEY/NNN: the stage and the attempt that measured it, if this stage took it over
+    """The network that was scored; scores of others cannot be continued."""
+    taken_from: str | None = None
+    """KEY/NNN: the stage and the attempt that measured it, if this stage took it over."""
 
 
 @dataclass(frozen=True)

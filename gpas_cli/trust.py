@@ -145,20 +145,7 @@ def trust(folder: Path) -> None:
         raise GpasError(f"{folder} is not a folder")
     if "\n" in str(resolved):
         raise GpasError(f"the path {str(resolved)!r} has a line break; rename the folder")
-    _write([*(known for known in listed() if known != resolved), resolved])
-
-
-def distrust(folder: Path) -> None:
-    """Remove a folder from the user's list. Raises GpasError if the list does not have it."""
-    resolved = folder.expanduser().resolve()
-    known = listed()
-    if resolved not in known:
-        raise GpasError(f"{resolved} is not in {list_path()}; `gpas doctor` shows the list")
-    _write([other for other in known if other != resolved])
-
-
-def _write(folders: Iterable[Path]) -> None:
-    path = list_path()
+    path, folders = list_path(), [*(known for known in listed() if known != resolved), resolved]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for existing in (path.parent, *([path] if path.exists() else [])):
         if reason := _fault(existing):

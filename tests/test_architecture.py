@@ -39,12 +39,12 @@ BESIDE = {
     "doctor": {"grid"},
     "statistics": set(),
     "report": {"store", "state", "grid", "spec", "statistics"},
-    "origin": {"report", "store", "state", "grid", "spec"},
+    "origin": {"report", "store", "state", "grid", "spec", "statistics"},
     "results": {"report", "store", "state", "grid", "spec", "statistics"},
     "cli": {"grid", "data", "report", "origin", "statistics", "evaluate"},
 }
 # The most lines of code. A commit may lower these, not raise them: a capability lands with its deletion.
-ENGINE, PACKAGE_LINES = 33_012, 43_764
+ENGINE, PACKAGE_LINES = 32_737, 43_467
 LARGEST_EXTENSION = 1_500
 TORCH_ROOMS = {"model", "train", "evaluate", "worker", "extensions"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500

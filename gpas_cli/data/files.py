@@ -27,6 +27,18 @@ _MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of 
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob: * matches any name, ** any folders"
 
+# A .txt file is divided if it has more bytes than this, or if it is the only file of its corpus, than the second.
+_DIVIDED_BYTES = 2**20
+_DIVIDED_BYTES_ALONE = 2**15
+# A small file is cut into about this many pieces, about ten of them validation text; a large file into longer pieces.
+_PIECES = 128
+_SHORTEST_CHARACTERS = 512
+_LONGEST_CHARACTERS = 16_384
+_READ_CHARACTERS = 2**20
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n\s*")
+_LINE_END = re.compile(r"\n")
+_SPACE = re.compile(r"\s")
+
 
 class Files(Source):
     """Documents in ascending order of file name, then of line, row or piece, counted from 1.
@@ -341,18 +353,6 @@ def _rooted_base(root: Path, pattern: Path) -> Path:
 # the first blank line after `length` characters; if none follows within another `length`, at a line end; else at white
 # space; else after exactly `length` characters. The concatenated pieces are the text. They depend only on the text and
 # its size, so every machine divides a text in the same way.
-
-# A .txt file is divided if it has more bytes than this, or if it is the only file of its corpus, than the second.
-_DIVIDED_BYTES = 2**20
-_DIVIDED_BYTES_ALONE = 2**15
-# A small file is cut into about this many pieces, about ten of them validation text; a large file into longer pieces.
-_PIECES = 128
-_SHORTEST_CHARACTERS = 512
-_LONGEST_CHARACTERS = 16_384
-_READ_CHARACTERS = 2**20
-_BLANK_LINE = re.compile(r"\n[ \t\r]*\n\s*")
-_LINE_END = re.compile(r"\n")
-_SPACE = re.compile(r"\s")
 
 
 def _is_divided(files: dict[str, Path], name: str) -> bool:

@@ -39,6 +39,16 @@ _SKIPPED_FILES = re.compile(
     r"|html/entities\.py|(token|keyword|opcode)\.py"
 )
 
+TRAINING_TEXT = "train.jsonl"
+VALIDATION_TEXT = "validation.jsonl"
+FINETUNING_RECORDS = "records.jsonl"
+
+_TRAINING_DOCUMENTS = 96
+_VALIDATION_DOCUMENTS = 24
+_DOCUMENT_CHARACTERS = 1200  # at most
+_RECORDS = 12
+_RECORD_CHARACTERS = 60  # of an instruction, and of its answer
+
 
 class Stdlib(Source):
     """The .py files (`lib/json/decoder.py`) and longer help topics (`topic/for`), in ascending order of id."""
@@ -117,17 +127,6 @@ def _distinct(documents: Iterator[Document]) -> Iterator[Document]:
         if _SHORTEST_BYTES <= len(document.text.encode()) <= _LONGEST_BYTES and bare not in seen:
             seen.add(bare)
             yield document
-
-
-TRAINING_TEXT = "train.jsonl"
-VALIDATION_TEXT = "validation.jsonl"
-FINETUNING_RECORDS = "records.jsonl"
-
-_TRAINING_DOCUMENTS = 96
-_VALIDATION_DOCUMENTS = 24
-_DOCUMENT_CHARACTERS = 1200  # at most
-_RECORDS = 12
-_RECORD_CHARACTERS = 60  # of an instruction, and of its answer
 
 
 def write_sample(folder: Path) -> None:

@@ -36,9 +36,6 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_DIGITS = 40
 
-# Booleans in YAML 1.1 and strings here, with the boolean that error messages suggest.
-WORDS_FOR_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
-
 
 def resolve(text: str) -> _Scalar:
     """Return the value of an unquoted scalar. Raises ValueError for an integer of more than 40 digits."""

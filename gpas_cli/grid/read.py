@@ -46,6 +46,16 @@ _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
 AxisLabels = dict[str, tuple[Label, ...]]
 
+_TABLE_KEYS = (
+    *("title", "corner", "rows", "columns", "bands", "digits"), *("value", "over", "best", "against", "published"),
+)  # fmt: skip
+_RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
+_MAX_VALUES = 10_000  # of one axis
+_SIGNIFICANT_DIGITS = 6
+_SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
+_ENDS = re.compile(r"(\d+)\s*(?:-|\.\.\.?|to|:)\s*(\d+)")
+_CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
+
 
 def read_grid(name: str, part: Part, stages: Sequence[str], file: File) -> tuple[Grid, bool]:
     """Return the grid that `part` of a file declares, and whether no problem of it is also one of its cells.
@@ -371,11 +381,6 @@ def in_bands(rows: Sequence[Line], bands: Sequence[Line]) -> tuple[Line, ...]:
     return (*above, *inside)
 
 
-_TABLE_KEYS = (
-    *("title", "corner", "rows", "columns", "bands", "digits"), *("value", "over", "best", "against", "published"),
-)  # fmt: skip
-
-
 def _read_table(part: Part, title: str, packs: Mapping[str, Pack]) -> TableSpec | None:
     """Return the table, or None if there is none or after reporting its problems."""
     if part.node is None:
@@ -415,14 +420,6 @@ def read_published(part: Part, packs: Mapping[str, Pack]) -> dict[Pack, str]:
         except GpasError as error:
             part.report(str(error), part.entries()[name].mark, name)
     return found
-
-
-_RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
-_MAX_VALUES = 10_000  # of one axis
-_SIGNIFICANT_DIGITS = 6
-_SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
-_ENDS = re.compile(r"(\d+)\s*(?:-|\.\.\.?|to|:)\s*(\d+)")
-_CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
 def _is_range(part: Part) -> bool:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, closest, nearest
-from gpas_cli.grid.document import WORDS_FOR_BOOLEANS, Label, Mark, Node, mapping, spelled
+from gpas_cli.grid.document import Label, Mark, Node, mapping, spelled
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START
 from gpas_cli.spec.optim import Optim
@@ -172,11 +172,9 @@ def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
         node = below
         depth += 1
     mark = node.mark if depth else fallback
-    if problem.message.startswith("unknown key") and node.key:
+    if problem.unknown and node.key:
         mark = node.key
-    boolean = WORDS_FOR_BOOLEANS.get(str(node.value).lower()) if isinstance(node.value, str) else None
-    hint = f"; write {boolean}" if boolean and problem.message.endswith("true or false") else ""
-    return replace(problem, message=problem.message + hint, where=str(mark))
+    return replace(problem, where=str(mark))
 
 
 _GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")

@@ -138,14 +138,23 @@ class CodeDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What differs between two cells. `untried`: the kinds of stage that only one has been tried at, with its title."""
+class Untried:
+    """A stage with attempts in only one of the two."""
 
-    titles: tuple[str, str]
+    stage: str
+    only: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two cells."""
+
+    a: str
+    b: str
     settings: tuple[Difference, ...]
     stages: tuple[StageDifference, ...]
-    code: tuple[CodeDifference, ...]
-    untried: tuple[tuple[str, str], ...]
+    code: Annotated[tuple[CodeDifference, ...], "empty if the versions are the same"]
+    untried: tuple[Untried, ...]
 
     @property
     def complete(self) -> bool:
@@ -166,11 +175,12 @@ def compare(one: Side, other: Side) -> Comparison:
                              for side, tried in ((one, left), (other, right)))  # fmt: skip
         raise UnknownCell(f"no stage to compare: {names}")
     stages = tuple(_stage(kind, (one, other), (left[kind], right[kind])) for kind in kinds)
-    untried = [(kind, one.title) for kind in left if kind not in right]
-    untried += [(kind, other.title) for kind in right if kind not in left]
+    untried = [Untried(kind, one.title) for kind in left if kind not in right]
+    untried += [Untried(kind, other.title) for kind in right if kind not in left]
     versions = dict.fromkeys((stage.a.code, stage.b.code) for stage in stages if stage.a.code != stage.b.code)
     return Comparison(
-        titles=(one.title, other.title),
+        a=one.title,
+        b=other.title,
         settings=differences(one.entry.cell.to_mapping(), other.entry.cell.to_mapping()),
         stages=stages,
         code=tuple(_code(pair, (one.runs, other.runs)) for pair in versions),

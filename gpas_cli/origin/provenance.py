@@ -24,16 +24,22 @@ from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
 from gpas_cli.spec.cell import START
 from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
+from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
+from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import NOTHING, Usage
+from gpas_cli.statistics.stats import Paired
 from gpas_cli.store.records import Forgetting, Imported, Retry, Trunk
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.schema import StageRow
 from gpas_cli.store.snapshot import snapshot_path
+from gpas_cli.structure import FLAT, HIDDEN, CellStateJson, Number
 
 T = TypeVar("T")
+
+_GONE = "its run directory is gone"
 
 # Columns of an attempt that record where, when and with what it ran.
 _FACTS = (
@@ -45,55 +51,54 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class AttemptProvenance:
-    """One attempt. `outcome` is None while it is running, or if it ended without an outcome.
-
-    facts: the columns of the table "attempt" that record where, when and with what it ran. checkpoint: the newest one
-    that still exists. gone: the run directory is gone. retry: why the attempt was made, if after a failure of another
-    one. trunk: the training whose updates are its first ones. imported: from which project it was copied.
-    """
+    """One attempt."""
 
     number: int
     outcome: str | None
+    """None while it is running, or if it ended without one."""
     cause: str
-    facts: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    directory: Path
+    state: CellStateJson
+    """Without an outcome concluded from its process."""
+    evidence: str
+    retry: Annotated[Retry | None, "why the attempt before was run again"]
+    trunk: Annotated[Trunk | None, "the training whose updates are its first ones"]
+    start: Annotated[str | None, "the network, not trained here, with whose weights it began"]
+    imported: Annotated[Imported | None, "the project and attempt that it was copied from"]
+    facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
+    """Columns of the table "attempt"."""
     log: Path
+    metrics: Mapping[str, Number]
+    directory: Path
     checkpoint: Path | None
-    gone: bool = False
-    retry: Retry | None = None
-    trunk: Trunk | None = None
-    start: str = ""
-    """The network, not trained here, with whose weights it began."""
-    imported: Imported | None = None
+    """The newest one that still exists."""
+    gone: bool = field(metadata=HIDDEN)
+    """Whether its run directory is."""
 
 
 @dataclass(frozen=True)
 class ForgottenAttempt:
-    """An attempt that `gpas forget` has set aside. outcome: None if it had none."""
+    """An attempt that `gpas forget` has set aside: when, by which user, why."""
 
     number: int
     outcome: str | None
-    record: Forgetting
     directory: Path
+    record: Forgetting = field(metadata=FLAT)
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of one stage's result. `decisive` is the number of the attempt that tables show.
-
-    scores: those that tables show and the others of the same tasks, in the order of the cell's tasks.
-    """
+    """One stage of a cell."""
 
     key: str
     stage: str
-    parents: tuple[str, ...]
     name: str
+    parents: Sequence[str]
+    decisive: Annotated[int | None, "the number of the attempt that tables show"]
     cell: Mapping[str, Any]
-    attempts: tuple[AttemptProvenance, ...]
-    decisive: int | None
-    scores: tuple[Score, ...] = ()
-    forgotten: tuple[ForgottenAttempt, ...] = ()
+    attempts: Sequence[AttemptProvenance]
+    forgotten: Sequence[ForgottenAttempt]
+    scores: Annotated[Sequence[Score], "the newest score of each task and metric; empty for stages without tasks"]
+    """Those that tables show and the others of the same tasks, in the order of the cell's tasks."""
 
 
 def trace_number(engine: Engine, runs: Path, key: str, catalogue: Catalogue | None = None) -> Provenance:
@@ -120,50 +125,53 @@ def trace_number(engine: Engine, runs: Path, key: str, catalogue: Catalogue | No
     return Provenance(
         key=key,
         stage=stage["kind"],
-        parents=tuple(stage["parents"]),
+        parents=stage["parents"],
         name=f"{tries[-1]['grid']}/{tries[-1]['name']}" if tries else f"{last.grid}/{last.name}" if last else "",
         cell=own.to_mapping(),
-        attempts=tuple(_attempt(runs, row) for row in tries),
+        attempts=[_attempt(runs, row) for row in tries],
         decisive=result.number if result and not result.gone else None,
-        scores=tuple(scores),
+        scores=scores,
         forgotten=forgotten,
     )
 
 
-def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
+def _forgotten(runs: Path, key: str) -> list[ForgottenAttempt]:
     found = []
     for attempt in forgotten_attempts(runs, key):
         record = _read(partial(read_forgetting, attempt))
         if record:
             outcome = conclude(attempt).outcome or None
-            found.append(ForgottenAttempt(attempt.number, outcome, record, attempt.path))
-    return tuple(found)
+            found.append(ForgottenAttempt(attempt.number, outcome, attempt.path, record))
+    return found
 
 
 def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
-    asked = _read(directory.read_attempt)
+    asked, gone = _read(directory.read_attempt), row["gone"] is not None
+    seen = conclude(directory) if not gone else StageStatus(state=row["outcome"] or "unknown", evidence=_GONE)
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
         cause=row["cause"] or "",
+        state=called(seen.state, row["metrics"]),
+        evidence=seen.evidence,
         facts={name: row[name] for name in _FACTS},
         metrics=row["metrics"],
         directory=directory.path,
         log=directory.log_path,
         checkpoint=next(iter(newest_first([directory.checkpoints])), None),
-        gone=row["gone"] is not None,
+        gone=gone,
         retry=asked.retry if asked else None,
         trunk=asked.trunk if asked else None,
-        start=_start(asked.cell.get(START)) if asked else "",
+        start=_start(asked.cell.get(START)) if asked else None,
         imported=_read(lambda: read_record(Imported, directory.path / IMPORTED)),
     )
 
 
-def _start(network: Mapping[str, str] | None) -> str:
+def _start(network: Mapping[str, str] | None) -> str | None:
     """Return what a recorded cell says of the network that its training starts from."""
     if not network:
-        return ""
+        return None
     return " ".join(network[name] for name in ("hf", "revision", "path", "sha256") if network[name])
 
 
@@ -192,15 +200,21 @@ def _building_on(stage: str, parents: Mapping[str, set[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class SeedOrigin(EntryStatus):
-    """One entry of a table cell, and where its number comes from.
+class SeedOrigin:
+    """One run of a number in a table."""
 
-    base: the number of the same seed in the row that differences refer to. environment: the versions and the machine
-    that the attempt recorded.
-    """
-
-    base: float | None = None
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    status: EntryStatus = field(metadata=HIDDEN)
+    seed: Any
+    cell: Annotated[str, "grid/name"]
+    key: str
+    state: str
+    value: Number | None
+    base: Annotated[Number | None, "the number of the same seed in the base row"]
+    attempt: int | None
+    directory: Annotated[str | None, "in the folder of run directories"]
+    host: str | None
+    device: str | None
+    ended: Annotated[float | None, "unix time"]
 
 
 @dataclass(frozen=True)
@@ -228,23 +242,40 @@ class Code:
 
 
 @dataclass(frozen=True)
+class ComparedNumber:
+    """A number with the metric that published tables print."""
+
+    metric: str
+    mean: Number | None
+
+
+@dataclass(frozen=True)
 class NumberOrigin:
-    """What a table cell was computed from. `command` are the words of the command that computes it in an empty project.
+    """A number of a table, and what it was computed from."""
 
-    compared: the same cell in the table with published numbers, which may have another metric: the one that the source
-    prints. grid: the name of the grid, or of a paper's table.
-    others: how many further cells the command runs, because no condition separates them. spent: by all attempts.
-    """
-
-    place: Place
-    compared: Place
-    grid: str
-    seeds: tuple[SeedOrigin, ...]
-    published: tuple[PublishedNumber, ...]
-    codes: tuple[Code, ...]
-    command: tuple[str, ...]
-    others: int = 0
-    spent: Usage = NOTHING
+    place: Place = field(metadata=HIDDEN)
+    comparison: Place = field(metadata=HIDDEN)
+    """The same cell in the table with published numbers, which may have another metric: the one that the source has."""
+    grid: Annotated[str, "the name of the grid, or of a paper's table"]
+    cell: Annotated[str, "the words that name it: ROW,COLUMN"]
+    row: Mapping[str, Any]
+    column: Mapping[str, Any]
+    metric: str
+    title: Annotated[str, "what the metric is"]
+    mean: Number | None
+    std: Number | None
+    n: int
+    status: Annotated[str, "why numbers are missing, empty if none is"]
+    delta: Paired | None
+    base: Annotated[str | None, "the words that name the base"]
+    compared: Annotated[ComparedNumber, "our number to compare with the published ones"]
+    published: Sequence[PublishedNumber]
+    seeds: Sequence[SeedOrigin]
+    code: Sequence[Code]
+    command: Annotated[Sequence[str], "the words of the command that makes the number in an empty project"]
+    other_cells: Annotated[int, "further cells that this command runs"]
+    """No condition separates them."""
+    hours: Annotated[Usage, "of all attempts at its cells"] = NOTHING
 
 
 def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) -> NumberOrigin:
@@ -275,44 +306,36 @@ def trace_printed(name: PlaceName, tables: Sequence[Table], known: Recorded, run
 
 
 def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Path) -> NumberOrigin:
-    seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
-    own = {seed.entry.grid for seed in seeds}
+    seeds = [_seed(status, place) for status in place.cell.statuses]
+    own = {seed.status.entry.grid for seed in seeds}
     entries = [entry for entry in known.entries if entry.grid in own]
     wanted = [status.entry for status in place.cell.runs]
     others = {entry.key for entry in select(entries, conditions(wanted, entries))} - {entry.key for entry in wanted}
+    summary, theirs = place.cell.summary, compared.cell.summary
     return NumberOrigin(
-        place=place,
-        compared=compared,
-        grid=name,
-        seeds=seeds,
-        published=_published(compared),
-        codes=_codes(seeds, runs),
-        command=tuple(run_words(wanted, entries)),
-        others=len(others),
-    )
+        place, compared, grid=name, cell=place.words, row=place.row_labels, column=place.column_labels,
+        metric=place.metric.name, title=place.metric.title, mean=summary.mean if summary else None,
+        std=summary.std if summary else None, n=place.cell.n, status=place.cell.status, delta=place.cell.delta,
+        base=place.base.words if place.base else None,
+        compared=ComparedNumber(compared.metric.name, theirs.mean if theirs else None),
+        published=_published(compared), seeds=seeds, code=_codes(seeds, runs), command=run_words(wanted, entries),
+        other_cells=len(others),
+    )  # fmt: skip
 
 
-def environments(seeds: Sequence[SeedOrigin]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return what the recorded environments of the seeds have in common, and the values of the other facts."""
-    recorded = [seed.environment for seed in seeds if seed.environment]
-    names = list(dict.fromkeys(name for each in recorded for name in each))
-    values = {name: list(dict.fromkeys(each.get(name) for each in recorded)) for name in names}
-    same = {name: found[0] for name, found in values.items() if len(found) == 1 and found[0] not in ("", None)}
-    return same, {name: found for name, found in values.items() if len(found) > 1}
-
-
-def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigin:
+def _seed(status: EntryStatus, place: Place) -> SeedOrigin:
     base = place.base
     result = status.result
-    environment: Mapping[str, Any] = {}
-    if result is not None and engine is not None:
-        rows = {row["number"]: row for row in query.attempts(engine, result.key)}
-        environment = rows[result.number]["environment"] or {}
-    number = base.cell.values.get(status.seed) if base else None
-    return SeedOrigin(**vars(status), base=number, environment=environment)
+    return SeedOrigin(
+        status, seed=status.seed, cell=status.entry.id, key=status.key, state=status.state, value=status.value,
+        base=base.cell.values.get(status.seed) if base else None,
+        attempt=result.number if result else None, directory=(result.directory or None) if result else None,
+        host=(result.host or None) if result else None, device=(result.hardware or None) if result else None,
+        ended=result.ended if result else None,
+    )  # fmt: skip
 
 
-def _published(place: Place) -> tuple[PublishedNumber, ...]:
+def _published(place: Place) -> list[PublishedNumber]:
     found = []
     for source, printed in place.cell.printed.items():
         table = printed.cell.table
@@ -320,17 +343,17 @@ def _published(place: Place) -> tuple[PublishedNumber, ...]:
             continue
         where = (source, table.short, table.name, table.what)
         found.append(PublishedNumber(*where, printed.value, printed.delta, table.as_if))
-    return tuple(found)
+    return found
 
 
-def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
+def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> list[Code]:
     by_version: dict[tuple[str, str, bool], list[Label | None]] = {}
     for seed in seeds:
-        if (made := seed.result) is not None:
+        if (made := seed.status.result) is not None:
             version = (made.code or "", made.git_commit or "", bool(made.git_dirty))
             by_version.setdefault(version, []).append(seed.seed)
     found = []
     for (code, commit, dirty), labels in by_version.items():
         copy = snapshot_path(runs, code)
         found.append(Code(code, commit, dirty, copy if code and copy.is_dir() else None, tuple(labels)))
-    return tuple(found)
+    return found

@@ -1,20 +1,17 @@
-"""The cost and the memory of a plan: by size of network, by stage, and on common GPUs if a machine has too few; and
-what it adds to the disks."""
+"""The cost and the memory of a plan, by size of network and by stage, and what it adds to the disks."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from gpas_cli.data.text_usage import MissingText, measured_speed, missing_texts, requirements
 from gpas_cli.file_systems import Free, free
 from gpas_cli.grid.declared import Entry
-from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
-from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
+from gpas_cli.plan.estimate import Sized, Work, device_hours
+from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.processor import peak_flops
 from gpas_cli.project import Project, hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, predicted
@@ -187,65 +184,6 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: _Names) ->
         before = groups.get(group, one)
         largest = max(before, one, key=lambda it: it.memory.total)
         groups[group] = replace(largest, jobs=before.jobs + 1 if group in groups else 1)
-    return list(groups.values())
-
-
-_GPUS = ("A100", "H100", "H200", "B200")
-_NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more
-
-
-@dataclass(frozen=True)
-class CostElsewhere:
-    """The cost of jobs on `machine`. `names`: the GPUs with these peaks, whose estimates are equal."""
-
-    names: tuple[str, ...]
-    machine: NamedGpus
-    estimate: Estimate
-    sizes: tuple[SizeCost, ...]
-    size_names: _Names
-
-    @cached_property
-    def too_large(self) -> list[JobMemory]:
-        """The jobs that do not fit one of these GPUs, by size."""
-        kinds = (replace(self.machine, name=name) for name in self.names)
-        jobs = [work.job for work in self.estimate.works]
-        found = (one for kind in kinds for one in memory_of_jobs(jobs, kind, self.size_names))
-        return [one for one in found if one.warning()]
-
-
-def costs_elsewhere(
-    runs: Path, entries: Sequence[Entry], jobs: Sequence[StageJob], resume: Mapping[str, int], sized: Sized
-) -> tuple[CostElsewhere, ...]:
-    """Return the cost of `jobs` and of the sizes of `entries` on each of GPUS; nothing without jobs."""
-    if not jobs:
-        return ()
-    number = max(_NODE_GPUS, *(job.resources.gpus for job in jobs))
-    known = size_names(entries)
-    found = []
-    for names in _alike(jobs):
-        machine = NamedGpus(names[0], number, None)
-        guess = estimate(runs, jobs, machine, resume, sized)
-        costs = by_size((entry.cell for entry in entries), guess.works, known)
-        found.append(CostElsewhere(names, machine, guess, tuple(costs), known))
-    return tuple(found)
-
-
-def basis(costs: Sequence[CostElsewhere]) -> str:
-    """Return the assumptions of the estimates as a sentence."""
-    cells = distinct(work.job.cell for cost in costs for work in cost.estimate.works)
-    precisions = sorted({cell.precision for cell in cells})
-    sheets = "; ".join(f"{', '.join(cost.names)}: {cost.machine.peaks(precisions)}" for cost in costs)
-    reached = f"MFU, the share of the peak that training reaches, {MFU_SOURCE}"
-    return f"assumed, not measured: {reached}; peaks of the data sheets: {sheets}"
-
-
-def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
-    """Return GPUS in groups with the same peaks in the precisions of the jobs."""
-    precisions = sorted({cell.precision for cell in distinct(job.cell for job in jobs)})
-    groups: dict[tuple[float | None, ...], tuple[str, ...]] = {}
-    for name in _GPUS:
-        peaks = tuple(peak_flops(name, precision) for precision in precisions)
-        groups[peaks] = (*groups.get(peaks, ()), name)
     return list(groups.values())
 
 

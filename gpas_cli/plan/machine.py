@@ -30,7 +30,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # Measured on one H200 (benchmarks/RESULTS.md): 34 and 44 % of 71M and 350M on padded rows, 52 % of 1B on full ones.
 # Networks of 100,000 parameters are assumed to reach 5 %, networks above 1.3B no more than 52 %. Parameters -> share:
 _MFU = {1e5: 0.05, 71e6: 0.34, 0.37e9: 0.44, 1.3e9: 0.52}
-MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
+_MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,6 @@ class Machine(Protocol):
     def check(self, resources: Resources, who: str) -> str:
         """Return why a job can never run here, "" if it can."""
         return ""
-
-    def too_few(self, resources: Resources) -> bool:
-        """Return whether a job asks for more GPUs than there are."""
-        return False
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of GPU; None if there is none or it is unknown."""
@@ -102,10 +98,7 @@ class ThisMachine(Machine):
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
         seen = f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
-        return f"{who} asks for {asked}, but {seen}" if self.too_few(resources) else ""
-
-    def too_few(self, resources: Resources) -> bool:
-        return resources.gpus > len(self.gpus)
+        return f"{who} asks for {asked}, but {seen}" if resources.gpus > len(self.gpus) else ""
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of the first GPU; None if there is none, or only a part of one (MIG)."""
@@ -146,10 +139,8 @@ class NamedGpus(Machine):
         return max(1, resources.gpus)
 
     def check(self, resources: Resources, who: str) -> str:
-        return f"{who} asks for {resources.gpus} GPUs, but --gpu names {self.number}" if self.too_few(resources) else ""
-
-    def too_few(self, resources: Resources) -> bool:
-        return bool(self.number) and resources.gpus > self.number
+        too_few = self.number and resources.gpus > self.number
+        return f"{who} asks for {resources.gpus} GPUs, but --gpu names {self.number}" if too_few else ""
 
     def gpu_kind(self) -> GpuKind:
         return GpuKind(self.name, GPUS[self.name].memory * 10**9)
@@ -172,14 +163,10 @@ class NamedGpus(Machine):
         every = list(cells)
         shares = sorted({self.share(parameters(cell)) for cell in every})
         reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
-        source = "" if self.mfu else f" ({MFU_SOURCE})"
-        peaks = self.peaks(sorted({cell.precision for cell in every}))
-        return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {peaks}; --mfu changes it"
-
-    def peaks(self, precisions: Iterable[str]) -> str:
-        """Return the peaks of one device in words."""
-        peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in precisions]
-        return " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
+        source = "" if self.mfu else f" ({_MFU_SOURCE})"
+        peaks = [(peak_flops(self.name, one) or 0, one) for one in sorted({cell.precision for cell in every})]
+        each = " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
+        return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {each}; --mfu changes it"
 
 
 def machine(environ: Mapping[str, str] = os.environ) -> ThisMachine:

@@ -2,29 +2,28 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 from gpas_cli.errors import Exit
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.costs import (
-    CostElsewhere,
     JobMemory,
     SizeCost,
     StageCost,
     Storage,
     by_size,
     by_stage,
-    costs_elsewhere,
     memory_of_jobs,
     overflows,
     size_names,
     storage,
 )
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.machine import Cluster, Machine
+from gpas_cli.plan.machine import Cluster, Machine, NamedGpus, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys
 from gpas_cli.plan.texts import Texts
 from gpas_cli.plan.trunks import jobs_of
@@ -38,7 +37,11 @@ from gpas_cli.state.observe import cell_statuses, observe_all
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
+from gpas_cli.structure import FLAT
 from gpas_cli.words import count, verb
+
+_ELSEWHERE = (("A100",), ("H100", "H200"), ("B200",))  # with equal peaks
+_NODE_GPUS = 8  # that jobs share elsewhere, unless the largest asks for more
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,15 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
+class CostElsewhere:
+    """The cost on GPUs that this machine does not have."""
+
+    gpus: Annotated[tuple[str, ...], "kinds of GPU with the same peak, and so the same estimate"]
+    number: Annotated[int, "GPUs that the jobs share"]
+    estimate: Estimate = field(metadata=FLAT)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The actions of `gpas run` for some cells.
 
@@ -81,7 +93,7 @@ class Plan:
     text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
-    elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
+    elsewhere: tuple[CostElsewhere, ...] = ()  # of the jobs that ask for more GPUs than this machine has
 
     @property
     def exit_code(self) -> Exit:
@@ -173,8 +185,8 @@ def plan(
         for state in cell_statuses(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
-    # With assumed speeds the plan is for other GPUs already.
-    too_few = [] if machine.assumed_speed() else [j for j in needed.values() if machine.too_few(j.resources)]
+    too_few = [j for j in needed.values() if isinstance(machine, ThisMachine) and j.resources.gpus > len(machine.gpus)]
+    number = max(_NODE_GPUS, *(job.resources.gpus for job in too_few), 0)
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
@@ -184,7 +196,10 @@ def plan(
         machine=machine,
         storage=storage(project, [*needed.values()], machine, texts.sized) if project else Storage(),
         startable=len(fitting) == len(needed),
-        elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
+        elsewhere=tuple(
+            CostElsewhere(gpus, number, estimate(runs, too_few, NamedGpus(gpus[0], number, None), resume, texts.sized))
+            for gpus in _ELSEWHERE * bool(too_few)
+        ),
         code_warnings=(*_other_code(runs, [fitting[key] for key in resume if key in fitting]), *alone),
         text_files=tuple(texts.files(job.cell for job in fitting.values())),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),

@@ -20,6 +20,35 @@ if TYPE_CHECKING:
 
 _SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
 
+_NATS = "nats per token"
+_PER_TARGET = "nats per target"
+_PI = "\N{GREEK SMALL LETTER PI}"
+_MATRICES = {
+    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
+    "norms": "the norms",
+}  # fmt: skip
+# What the stage importance leaves out beside whole layers. Groups are drawn over the number of their layers.
+_LEFT_OUT = {
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "last": "last layers",
+    "closest": "similar layers",
+}
+_GROUPS = ("last", "closest")
+_OUTPUTS = {"attention": "attention", "feed_forward": "feed-forward"}
+_SCORE = "importance_score"
+_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
+DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
+# The metric whose state says whether the stage that records a curve has ended, if that is not the training.
+STATE_METRICS = {
+    **dict.fromkeys(
+        ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
+    ),
+    **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
+    **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
+}
+Points = tuple[tuple[float, float], ...]  # x and y, in order of x
+
 
 def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
     """Return the metric called `name`, of a built-in stage or of `kinds`. Raises GpasError with the nearest name."""
@@ -60,35 +89,39 @@ def _digits(values: Iterable[float]) -> int:
 
 @dataclass(frozen=True)
 class Quantity:
-    """`curve` is its name in the database, by default its own; recorded values times `scale` are in `unit`.
-
-    by_layer: drawn over layers, at the last recorded update. per_layer: a curve over updates that is recorded among the
-    series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
-    bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
-    are recorded as NAME, NAME/2, ...
-    of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
-    outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
-    of the network, which distinguishes the quantities of one plot. groups: drawn over the number of layers. bins: a
-    distribution for each layer, whose shares are recorded as NAME/LAYER, beside a curve by layer.
-    """
+    """A quantity that runs record, and how it is drawn."""
 
     name: str
     title: str
     unit: str = ""
     curve: str = ""
+    """Its name in the database, by default its own."""
     by_layer: bool = False
+    """Drawn over layers, at the last recorded update."""
     per_layer: bool = False
+    """A curve over updates that is recorded among the series by layer, at index 0."""
     log: bool = False
+    """y is logarithmic where all values are positive."""
     scale: float = 1.0
+    """Recorded values times this are in `unit`."""
     spikes: str = ""
+    """The curve of its spikes."""
     bars: bool = False
+    """Drawn as bars for few series."""
     spans: bool = False
+    """Drawn as heat maps of the values over n = 1, 2, ... layers, which are recorded as NAME, NAME/2, ..."""
     outputs: bool = False
+    """Values recorded at the input of layers are drawn as those at the output of the layer before."""
     of_targets: bool = False
+    """A loss, which compares only networks of the same objective."""
     of_gates: bool = False
+    """Only networks with gates have it."""
     part: str = ""
+    """The part of the network, which distinguishes the quantities of one plot."""
     groups: bool = False
+    """Drawn over the number of layers."""
     bins: bool = False
+    """A distribution for each layer, whose shares are recorded as NAME/LAYER, beside a curve by layer."""
 
     @property
     def recorded_as(self) -> str:
@@ -99,25 +132,6 @@ class Quantity:
         """The title of the y axis: "training loss (nats per token)"."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-
-_NATS = "nats per token"
-_PER_TARGET = "nats per target"
-_PI = "\N{GREEK SMALL LETTER PI}"
-_MATRICES = {
-    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
-    "norms": "the norms",
-}  # fmt: skip
-# What the stage importance leaves out beside whole layers. Groups are drawn over the number of their layers.
-_LEFT_OUT = {
-    "attention": "attention",
-    "feed_forward": "feed-forward",
-    "last": "last layers",
-    "closest": "similar layers",
-}
-_GROUPS = ("last", "closest")
-_OUTPUTS = {"attention": "attention", "feed_forward": "feed-forward"}
-_SCORE = "importance_score"
-_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
 
 OVER_UPDATES = (
     Quantity("loss", "training loss", _NATS, spikes="spike_loss", of_targets=True),
@@ -195,20 +209,9 @@ def quantity(name: str) -> Quantity:
     return QUANTITIES[name]
 
 
-DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
-# The metric whose state says whether the stage that records a curve has ended, if that is not the training.
-STATE_METRICS = {
-    **dict.fromkeys(
-        ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
-    ),
-    **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
-    **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
-}
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 SPIKES["skipped"] = Quantity("skipped", "skipped updates")
-
-Points = tuple[tuple[float, float], ...]  # x and y, in order of x
 
 
 def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False) -> tuple[Points, float | None]:

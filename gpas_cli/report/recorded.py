@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
 
+SKIPPED_UPDATES = "skipped_updates"
+SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
+
+# Columns of an attempt that are fields of a result.
+_SAME = (
+    *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
+    *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
+)
+_ATTEMPT = ", ".join(f"attempt.{name}" for name in ("id", "stage_key", "cause", "gone", "created", "name", *_SAME))
+_SCORE = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
+_OF = "JOIN stage ON stage.key = attempt.stage_key"
+State = tuple[str, float | None]  # with the fraction that is done, None if unknown
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -110,19 +123,6 @@ def _of_mean(errors: Sequence[tuple[float, float | None]]) -> float | None:
     if not squares or len(squares) < len(errors):
         return None
     return 100 * math.sqrt(sum(squares)) / sum(share for share, _ in errors)
-
-
-SKIPPED_UPDATES = "skipped_updates"
-SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
-
-# Columns of an attempt that are fields of a result.
-_SAME = (
-    *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
-    *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
-)
-_ATTEMPT = ", ".join(f"attempt.{name}" for name in ("id", "stage_key", "cause", "gone", "created", "name", *_SAME))
-_SCORE = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
-_OF = "JOIN stage ON stage.key = attempt.stage_key"
 
 
 def read_results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
@@ -237,9 +237,6 @@ def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
 def _real(value: float | None) -> float:
     """Return the number in a column `value`, where NULL means NaN (`store.schema`)."""
     return math.nan if value is None else value
-
-
-State = tuple[str, float | None]  # with the fraction that is done, None if unknown
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,22 @@ PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "pure_bf16")
 MOST_DROPPED = 0.99  # the highest rate of dropout
 MOST_SEED = 2**31 - 1
 
+_WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
+_STREAM_BYTES = {
+    name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS
+}  # of the residual stream
+_PRODUCT_BYTES = {name: 4 if name == "fp32" else 2 for name in PRECISIONS}  # per element of the factors of a product
+_AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision, of copies of the matrices
+# The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
+_STATE_FRACTION = 0.4
+USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
+# Logits that exist at once on a GPU, which needs larger products than a CPU: 8,388 tokens of 32,000 logits, 0.5 GB of
+# bfloat16 or 1 GB of float32. On an H200 the head of 71M takes 26 ms with them, and 31 ms with a quarter of them.
+GPU_LOGITS = 2**28
+# With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
+_EFFICIENT_TOKENS = 4096
+_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, without the gradient of a table
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scalars:
@@ -119,23 +135,6 @@ def _per_layer(cell: CellParts) -> float:
 def _attentions(model: Model) -> int:
     """Return the number of attentions; the layers of a decoder beside an encoder attend twice."""
     return model.size.layers + (model.decoder_layers if model.family.encoder else 0)
-
-
-_WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
-_STREAM_BYTES = {
-    name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS
-}  # of the residual stream
-_PRODUCT_BYTES = {name: 4 if name == "fp32" else 2 for name in PRECISIONS}  # per element of the factors of a product
-_AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision, of copies of the matrices
-# The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
-_STATE_FRACTION = 0.4
-USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
-# Logits that exist at once on a GPU, which needs larger products than a CPU: 8,388 tokens of 32,000 logits, 0.5 GB of
-# bfloat16 or 1 GB of float32. On an H200 the head of 71M takes 26 ms with them, and 31 ms with a quarter of them.
-GPU_LOGITS = 2**28
-# With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
-_EFFICIENT_TOKENS = 4096
-_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, without the gradient of a table
 
 
 @dataclass(frozen=True)

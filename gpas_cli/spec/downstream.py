@@ -33,6 +33,42 @@ TINY_TASKS: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 
 MOST_EXAMPLES = 16  # solved examples that the prompts of a generated task can begin with
 _NO_NAME = tuple(" \t\n\"#'()*+,-./:;<=>[]{}|&^%~!@")  # characters that end a name in source code
 
+_PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
+_POSTER = (*_PAPER, "arc_challenge", "social_iqa")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "paper": _PAPER,
+    "poster": _POSTER,
+    "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
+    "superglue": ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"),  # SuperGLUE without MultiRC and ReCoRD
+    "generated": ("triviaqa", "tydiqa", "squadv2"),  # RaPTr, Table 3
+    "embedded": ("indent", "bracket"),
+}
+_AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
+_AVERAGE = "average"  # the average over any other list of tasks
+_SUPERGLUE = "superglue"  # the average of its tasks, in `score`
+_LOCAL_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are always local files
+AVERAGE_TITLES = {
+    "average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average", _SUPERGLUE: "SuperGLUE",
+}  # fmt: skip
+# The number of questions of a task with a choice of more tokens than the network is given; recorded if there are any.
+SKIPPED = "skipped"
+MOST_SKIPPED = 0.05  # share of a task's questions from which on its scores are called incomparable
+# Metrics that are reported for each task -> the names of the scores that they show.
+_ACCURACY = "accuracy"
+_SCORE = "score"
+BY_TASK = {
+    _ACCURACY: ("acc",),
+    "accuracy_norm": ("acc_norm",),
+    "task_perplexity": ("perplexity", "word_perplexity"),
+    "f1": ("f1",),
+    "exact_match": ("exact_match", "em"),
+    _SCORE: (),  # computed from the others
+}
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
+_LOCAL_TEXT = (250, 250_000.0)  # documents and tokens, assumed of a local text that is not here
+# The metrics of a cell's tables that are reported for each text.
+BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
+
 
 @dataclass(frozen=True)
 class _KnownTask:
@@ -98,24 +134,7 @@ KNOWN_TASKS: dict[str, _KnownTask] = {
         _KnownTask(RECALL, "recall", EMBEDDED_QUESTIONS, 150, 16, _NO_NAME, "exact_match", embedded=True),
     )
 }
-_PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
-_POSTER = (*_PAPER, "arc_challenge", "social_iqa")
-GROUPS: dict[str, tuple[str, ...]] = {
-    "paper": _PAPER,
-    "poster": _POSTER,
-    "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
-    "superglue": ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"),  # SuperGLUE without MultiRC and ReCoRD
-    "generated": ("triviaqa", "tydiqa", "squadv2"),  # RaPTr, Table 3
-    "embedded": ("indent", "bracket"),
-}
 WRITTEN = tuple(name for name, task in KNOWN_TASKS.items() if task.generated and not task.embedded)
-_AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
-_AVERAGE = "average"  # the average over any other list of tasks
-_SUPERGLUE = "superglue"  # the average of its tasks, in `score`
-_LOCAL_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are always local files
-AVERAGE_TITLES = {
-    "average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average", _SUPERGLUE: "SuperGLUE",
-}  # fmt: skip
 
 
 def task_problem(name: str) -> str:
@@ -275,11 +294,6 @@ class Downstream(LocalAmounts):
         return {**TINY_TASKS, "tasks": [*TINY_TASKS["tasks"], *written], "shots": 0}
 
 
-# The number of questions of a task with a choice of more tokens than the network is given; recorded if there are any.
-SKIPPED = "skipped"
-MOST_SKIPPED = 0.05  # share of a task's questions from which on its scores are called incomparable
-
-
 def skipped_note(task: str, skipped: float, scored: int) -> str:
     """Return the sentence that says how many questions of a task are not scored, and why."""
     rest = ""
@@ -291,19 +305,6 @@ def skipped_note(task: str, skipped: float, scored: int) -> str:
         f"{task_title(task)}: {skipped:,.0f} of {skipped + scored:,.0f} questions are not scored, "
         f"because a choice is longer than max_length{rest}"
     )
-
-
-# Metrics that are reported for each task -> the names of the scores that they show.
-_ACCURACY = "accuracy"
-_SCORE = "score"
-BY_TASK = {
-    _ACCURACY: ("acc",),
-    "accuracy_norm": ("acc_norm",),
-    "task_perplexity": ("perplexity", "word_perplexity"),
-    "f1": ("f1",),
-    "exact_match": ("exact_match", "em"),
-    _SCORE: (),  # computed from the others
-}
 
 
 def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
@@ -377,9 +378,6 @@ def downstream_tokens(section: Downstream, *, cached: bool = True) -> float:
     return total
 
 
-_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
-
-
 @dataclass(frozen=True)
 class KnownText:
     """A text that this program knows: the split `test` of a data set of the Hugging Face hub, or the held-out files of
@@ -408,9 +406,6 @@ KNOWN_TEXTS: dict[str, KnownText] = {
         KnownText("stdlib", "", 1_000_000, 36),
     )
 }
-
-
-_LOCAL_TEXT = (250, 250_000.0)  # documents and tokens, assumed of a local text that is not here
 
 
 def text_problem(text: str) -> str:
@@ -478,10 +473,6 @@ class Texts(LocalAmounts):
     def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
         """Return settings of two documents of the tiny text."""
         return {"texts": [f"sample={tiny.validation}"], "max_length": 0, "limit": 2}
-
-
-# The metrics of a cell's tables that are reported for each text.
-BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 
 def text_tokens(section: Texts) -> float:

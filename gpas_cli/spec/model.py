@@ -29,6 +29,13 @@ _NORMS = ("rmsnorm", "layernorm", "dyt")
 QK_NORMS = ("none", "head", "width")
 FFNS = ("swiglu", "gelu", "relu", "silu")
 
+_PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm", "deepnorm-inverted")
+EMBED_STAGES = ("scale", "layernorm", "rmsnorm", "detach")
+# In the paper Scaled Embed, at sqrt(2/5) = 0.63, and Embed LN, at 1, have a large shortcut; vanilla has 0.02 to 0.013.
+_LARGE = 0.5
+_TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Figure 11)
+_SMALL_PRESETS = ("scaled", "small")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -95,8 +102,6 @@ FAMILIES: dict[str, Family] = {
     "encoder-decoder": replace(_GPT, ffn="relu", positions="sinusoidal", encoder=True),
 }
 
-_PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm", "deepnorm-inverted")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
@@ -139,9 +144,6 @@ def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> floa
     if not tied:
         return Init().embed_std
     return small_std(hidden) if preset == "small" else std
-
-
-EMBED_STAGES = ("scale", "layernorm", "rmsnorm", "detach")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,12 +378,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Wiring | Norm | Factor):
         return _non_defaults(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-# In the paper Scaled Embed, at sqrt(2/5) = 0.63, and Embed LN, at 1, have a large shortcut; vanilla has 0.02 to 0.013.
-_LARGE = 0.5
-_TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Figure 11)
-_SMALL_PRESETS = ("scaled", "small")
 
 
 def _embedding_std(model: Model) -> float:

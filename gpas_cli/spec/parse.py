@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 SettingPath = tuple[str | int, ...]
 _MISSING = dataclasses.MISSING
 _CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")
+# Booleans in YAML 1.1 and strings here, with the boolean that messages suggest.
+_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _DIRECTION_CHANGES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -120,7 +122,7 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
         if name not in fields:
             known = (*fields, *setting_classes(typing.cast(Any, cls)))
             misspelt.add(closest(name, known))
-            problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
+            problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}", unknown=True))
     hints = _hints(cls)
     kwargs = {}
     for name, f in fields.items():
@@ -170,6 +172,8 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
     fault = next((fault for one in numbers if (fault := _violation(str(one), bounds))), "") if str in options else ""
     remedy = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
     remedy = f"; write [{value}]" if isinstance(value, str) and tuple[str, ...] in options else remedy
+    if bool in options and (boolean := _BOOLEANS.get(str(value).lower())):
+        remedy = f"; write {boolean}"
     written = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)  # as YAML has it
     problems.append(Problem(path, fault or f"{written} is not {wanted}{remedy}", alone=True))
     return None

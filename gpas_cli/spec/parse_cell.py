@@ -62,7 +62,9 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK, START)
     for name, value in values.items():
         if name not in known and value is not None:  # records name unset sections of stages that may be gone
-            problems.append(Problem((name,), missing(name) or f"unknown key '{name}'; {nearest(name, known)}"))
+            reason = missing(name)
+            message = reason or f"unknown key '{name}'; {nearest(name, known)}"
+            problems.append(Problem((name,), message, unknown=not reason))
     objective = parse_objective(values.get("objective", CAUSAL.kind), problems)
     faults: list[Problem] = []
     data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, faults)

@@ -24,6 +24,15 @@ _SET_BY_GPAS = {
     "time": "time", "nodes": "nodes", "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-node": "gpus",
 }  # fmt: skip
 
+_LIMIT = re.compile(r"(gpus|cpus|nodes|mem|time)(<=|=)(\S+)")
+_NO_PARTITION = "the job keeps the limits of none of them; write a last one without limits"
+# Settings whose values may be secrets, such as a token, and HIDDEN, which stands for these values in records.
+PRIVATE = ("environment", "setup", "python", "sbatch")
+HIDDEN = "***"
+SHARDED = ("fsdp", "hsdp")  # the strategies that leave each process a part of the network
+_PERIOD = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
 
 def _memory_fault(text: str) -> str:
     """Check the memory of a node: 48G, 500M."""
@@ -66,9 +75,6 @@ def _notice_fault(notice: int, time: str) -> str:
     if limit is None or notice < limit:
         return ""
     return f"{notice} s is not shorter than the time limit of {time}"
-
-
-_LIMIT = re.compile(r"(gpus|cpus|nodes|mem|time)(<=|=)(\S+)")
 
 
 def _amount(name: str, text: str) -> float | None:
@@ -115,8 +121,6 @@ def _requests_gpus(text: str) -> bool:
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
 
-_NO_PARTITION = "the job keeps the limits of none of them; write a last one without limits"
-
 _UNITS = {**dict.fromkeys(("mem-per-cpu", "mem-per-gpu", "tmp"), _memory_fault), "time-min": _time_fault}
 
 
@@ -138,11 +142,6 @@ def _variable_fault(text: str) -> str:
     return "" if equals and name.isidentifier() else f"'{name}' is not NAME=VALUE"
 
 
-# Settings whose values may be secrets, such as a token, and HIDDEN, which stands for these values in records.
-PRIVATE = ("environment", "setup", "python", "sbatch")
-HIDDEN = "***"
-
-
 def hidden(name: str, text: str) -> str:
     """Return an entry of a setting of PRIVATE without its value: HF_TOKEN=***, --mail-user=***, --exclusive, ***."""
     if name in ("setup", "python"):
@@ -150,9 +149,6 @@ def hidden(name: str, text: str) -> str:
     before, equals, _ = text.partition("=")
     kind = "gpu:" if before.endswith("gres") and _requests_gpus(text) else ""  # which `gpus_in_slurm` reads
     return f"{before}={kind}{HIDDEN}" if equals else text
-
-
-SHARDED = ("fsdp", "hsdp")  # the strategies that leave each process a part of the network
 
 
 def _spread_fault(processes: int, nodes: int) -> str:
@@ -169,10 +165,6 @@ def _strategy_fault(strategy: str, processes: int, nodes: int) -> str:
         return ""
     where = "the job has one node; set nodes" if nodes == 1 else "each node has one process; set gpus"
     return f"hsdp shards a network within a node and replicates it over nodes, but {where}, or write strategy: fsdp"
-
-
-_PERIOD = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
-_UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def _period_seconds(text: str) -> float | None:

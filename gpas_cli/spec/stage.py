@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
 from gpas_cli.spec.downstream import Downstream, Texts, downstream_tokens, text_tokens
@@ -16,6 +16,7 @@ from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.translation import BLEU, Translation, translation_tokens
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import fixed
 
 PRETRAIN = "pretrain"
@@ -33,24 +34,23 @@ EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it.
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a stage reports. `digits` are shown after the point; numbers that agree in these digits tie.
-
-    `better` is "lower" or "higher", "" if neither is better. `kind` is the name of the metric in papers, where it
-    differs. `stage` is set by the StageKind that has the metric. A metric `by_task` is reported as NAME/TASK for each
-    task and for averages. A `main` metric stands for the result of its stage where the stage's first one is not
-    reported.
-    """
+    """A number that a stage reports."""
 
     name: str
     title: str
-    better: str = "lower"
+    better: Annotated[str, "lower, higher, or empty if neither is better"] = "lower"
     digits: int = 2
+    """Shown after the point; numbers that agree in these digits tie."""
     unit: str = ""
-    stage: str = ""
-    kind: str = ""
-    by_task: bool = False
-    main: bool = False
-    parts: Callable[[str, Mapping[str, float]], Sequence[tuple[str, str]]] | None = None
+    stage: str = field(default="", metadata=HIDDEN)
+    """Set by the StageKind that has the metric."""
+    kind: str = field(default="", metadata=HIDDEN)
+    """The name of the metric in papers, where it differs."""
+    by_task: bool = field(default=False, metadata=HIDDEN)
+    """Whether it is reported as NAME/TASK for each task and for averages."""
+    main: bool = field(default=False, metadata=HIDDEN)
+    """Whether it stands for the result of its stage where the stage's first one is not reported."""
+    parts: Callable[[str, Mapping[str, float]], Sequence[tuple[str, str]]] | None = field(default=None, metadata=HIDDEN)
     """For a metric that is a mean of scores: (label, metrics of the stage) -> the task and the metric of each score."""
 
     @property

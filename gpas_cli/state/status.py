@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Phase, Scoring, Skipped, Spike, Started, Step
@@ -18,9 +18,19 @@ from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
 from gpas_cli.store.journal import Line, lines_in
 from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.structure import HIDDEN, Number
 from gpas_cli.words import ordinal
 
 _EVALUATING = "evaluating"  # the phase of a training after its last update
+
+# A longer gap between two events than this many usual ones is no training: an evaluation takes less.
+_MOST_USUAL = 50
+OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
+RESULTS = ("done", "diverged")
+RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
+ALIVE = ("queued", "running")
+# Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
+UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -28,24 +38,26 @@ class Progress:
     """The newest value of each quantity in a journal; None if it has none.
 
     `losses` are the training losses of the last log lines, oldest first; `spikes` and `skipped` count the spikes and
-    the skipped updates among the same events. `eta` is in seconds.
+    the skipped updates among the same events.
     """
 
-    phase: str = ""
+    phase: str = field(default="", metadata=HIDDEN)
     step: int | None = None
     steps: int | None = None
-    loss: float | None = None
-    lr: float | None = None
-    tokens_per_second: float | None = None
-    losses: tuple[float, ...] = ()
-    eta: float | None = None
-    grad_norm: float | None = None
-    mfu: float | None = None
-    spikes: int = 0
-    skipped: int = 0
-    memory: float | None = None  # bytes
-    saved: int | None = None  # the update of the newest checkpoint
-    share: float | None = None  # the completed fraction of a stage that scores tasks; None for other stages
+    loss: Annotated[Number | None, "of the newest update"] = None
+    lr: float | None = field(default=None, metadata=HIDDEN)
+    tokens_per_second: Number | None = None
+    losses: tuple[float, ...] = field(default=(), metadata=HIDDEN)
+    eta: Annotated[Number | None, "seconds"] = None
+    grad_norm: float | None = field(default=None, metadata=HIDDEN)
+    mfu: Number | None = None
+    spikes: int | None = None
+    skipped: int | None = None
+    memory: Annotated[Number | None, "bytes"] = None
+    saved: int | None = field(default=None, metadata=HIDDEN)
+    """The update of the newest checkpoint."""
+    share: float | None = field(default=None, metadata=HIDDEN)
+    """The completed fraction of a stage that scores tasks; None for other stages."""
 
     @property
     def counted(self) -> str:
@@ -112,10 +124,6 @@ def checkpoint_step(lines: Sequence[Line]) -> int | None:
     return next((event.step for event in newest if isinstance(event, Checkpoint)), None)
 
 
-# A longer gap between two events than this many usual ones is no training: an evaluation takes less.
-_MOST_USUAL = 50
-
-
 def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
     """Return the seconds to the end, at the mean rate over the events (time, completed share); None if unknown.
 
@@ -126,14 +134,6 @@ def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
     kept = [gap for gap in gaps if 0 <= gap[0] <= _MOST_USUAL * usual]
     seconds, share, now = sum(gap[0] for gap in kept), sum(gap[1] for gap in kept), shares[-1][1]
     return max(0.0, 1 - now) * seconds / share if now is not None and share > 0 and seconds > 0 else None
-
-
-OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
-RESULTS = ("done", "diverged")
-RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
-ALIVE = ("queued", "running")
-# Exceptions that a damaged file may cause. Commands catch them: one unreadable stage must not stop a command.
-UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -177,37 +177,40 @@ class SchedulerJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """The state of one stage, and the evidence for it.
-
-    `age`: seconds since the newest evidence. `outcome`: the journal's, "" without one. `cause`: why the stage has
-    no result. `attempt` and `directory`: of the attempt that decides the state. `source`: the kind of its
-    evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
-    `submission`: the submission to a scheduler, or the `gpas run`, that made an attempt without a result. `job`: the
-    job as the scheduler reports it. `blocker`: the key of the stage whose failure keeps this one from starting.
-    `signal`: the number of the signal that ended the process, if known. `stands`: the outcome of an earlier attempt
-    whose result counts until the new run has one. `claimed_for`: the grid for which the claim was made, "" without one.
-    `journal_end`: the last lines of the attempt's journal, for `progress`. `reached`: the progress, if it is not what
-    they say.
-    """
+    """The state of one stage, and the evidence for it."""
 
     state: str
     evidence: str
     age: float | None = None
+    """Seconds since the newest evidence."""
     outcome: str = ""
+    """The journal's, "" without one."""
     cause: str = ""
+    """Why the stage has no result."""
     attempt: int | None = None
+    """The number of the attempt that decides the state."""
     directory: Path | None = None
+    """The run directory of that attempt."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     journal_end: Sequence[bytes] = ()
+    """The last lines of the attempt's journal, for `progress`."""
     reached: Progress | None = None
+    """The progress, if it is not what these lines say."""
     claim: Claim | None = None
     source: str = ""
+    """The kind of the evidence: outcome, exit, lock, ending (a lock still held after one of the first two), silence."""
     submission: str = ""
+    """The submission to a scheduler, or the `gpas run`, that made an attempt without a result."""
     job: SchedulerJob | None = None
+    """The job as the scheduler reports it."""
     blocker: str = ""
+    """The key of the stage whose failure keeps this one from starting."""
     stands: str = ""
+    """The outcome of an earlier attempt whose result counts until the new run has one."""
     signal: int | None = None
+    """The number of the signal that ended the process, if known."""
     claimed_for: str = ""
+    """The grid for which the claim was made, "" without one."""
 
     @cached_property
     def progress(self) -> Progress | None:

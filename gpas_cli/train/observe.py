@@ -214,7 +214,8 @@ class _SpeedMeter:
         self._cell = cell
         self._device = device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self.peak = (peak_flops(name, cell.precision, tf32=_tf32()) or 0.0) * devices
+        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # whether float32 products may use tensor cores
+        self.peak = (peak_flops(name, cell.precision, tf32=tf32) or 0.0) * devices
         self.mark(Position())
 
     def mark(self, position: Position) -> None:
@@ -250,14 +251,6 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return int(psutil.Process().memory_info().rss)
-
-
-def _tf32() -> bool:
-    """Return whether float32 products may use tensor cores. Once the new setting is used, PyTorch raises an error when
-    the old one is read."""
-    matmul = torch.backends.cuda.matmul
-    new = getattr(matmul, "fp32_precision", None)  # from PyTorch 2.9 on
-    return bool(matmul.allow_tf32) if new is None else new == "tf32"
 
 
 class Observer:

@@ -22,7 +22,7 @@ from gpas_cli.extensions.figures.figure import Figure, Line, log_ticks, make_fig
 from gpas_cli.extensions.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, look, save
 from gpas_cli.extensions.figures.terminal_plot import Plot
 from gpas_cli.grid.document import Label
-from gpas_cli.report.quantities import QUANTITIES
+from gpas_cli.report.quantities import QUANTITIES, quantity
 from gpas_cli.spec.norm import SCHEMES
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")
@@ -178,8 +178,11 @@ def test_bars_of_one_scheme_have_two_colours_and_weights(tmp_path: Path) -> None
     assert len(re.findall(r"fill: #d55e00; opacity: 0.45", text)) == 4
     assert len(re.findall(r"fill: #0072b2; stroke-linejoin|fill: #0072b2\"", text)) == 4
     assert "mean ± standard deviation" in text
-    assert "opacity: 0.45" not in drawn(importance(bars=True, every_run=True), tmp_path)
-    assert "opacity: 0.45" not in drawn(figure(bars=True), tmp_path)  # twelve series are lines
+    curves, many = ([run for one in each.series for run in one.runs] for each in (importance(), figure()))
+    shown = Selection(quantity("importance"))
+    assert make_figure(curves, shown, "").bars
+    assert not make_figure(curves, shown, "", every_run=True).bars
+    assert not make_figure(many, shown, "").bars  # twelve series are lines
 
 
 def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def prepare(
     workers: Annotated[
         int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only train or only validation.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise the text of a grid's cells with all CPUs. Jobs tokenise missing text themselves, but with fewer CPUs.
@@ -107,12 +106,9 @@ def prepare(
 
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
-    if split is not None and split not in SPLITS:
-        raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
     # The default action ends no worker and releases no semaphore, of which Python then complains.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     here = project()
-    splits = (split,) if split else SPLITS
     chosen = entries(names, where)
     cells = [replace(entry.cell, later=()) for entry in chosen]  # finetuning records are not tokenised beforehand
     texts = Texts(here, cells, entries=chosen)
@@ -122,7 +118,7 @@ def prepare(
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
         with working("tokenising") as show:
-            made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), show)
+            made += _prepare(demand, here.cache, here.config.parent, workers or len(usable_cores()), show)
     if as_json:
         print_json(PreparedJson(corpora=made))
         return
@@ -141,13 +137,13 @@ def prepare(
 
 
 def _prepare(
-    demand: TextDemand, cache: Path, root: Path, splits: Sequence[str], workers: int, show: Callable[[str], None]
+    demand: TextDemand, cache: Path, root: Path, workers: int, show: Callable[[str], None]
 ) -> list[_PreparedCorpusJson]:
     data = demand.data
     caches = token_caches(data, demand.vocab, cache, root=root, notify=show)
     for tokens in caches:
         tokens.describe()
-        for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
+        for stem in (stem for split in SPLITS for stem in discard_damaged(tokens.folder / split)):
             say(f"{stem} is damaged and is rebuilt", soft_wrap=True)
     began: dict[str, tuple[float, Totals]] = {}
 
@@ -155,8 +151,8 @@ def _prepare(
         since, first = began.setdefault(split, (time.monotonic(), totals))
         show(f"{split}: {pace(need, first, totals, time.monotonic() - since)}")
 
-    shards = build(caches, data, demand.rows, notify=show, splits=splits, workers=workers, watch=watch)
-    totals = [{split: sum_of(own[split]) for split in splits} for own in shards]
+    shards = build(caches, data, demand.rows, notify=show, workers=workers, watch=watch)
+    totals = [{split: sum_of(own[split]) for split in SPLITS} for own in shards]
     return [
         _PreparedCorpusJson(
             name=name, source=part.source, folder=tokens.folder, fingerprint=tokens.survey.fingerprint,

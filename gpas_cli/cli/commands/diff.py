@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -19,29 +20,17 @@ from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
 from gpas_cli.origin import diff as origin
 from gpas_cli.project import CONFIG_NAME, Project
-from gpas_cli.structure import Document, DocumentJson
+from gpas_cli.structure import FLAT, DocumentJson
 from gpas_cli.words import count
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 _HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
 
 
-class _UntriedJson(Document):
-    """A stage with attempts in only one of the two."""
-
-    stage: str
-    only: str
-
-
 class ComparisonJson(DocumentJson):
     """`gpas diff --json`."""
 
-    a: str
-    b: str
-    settings: Sequence[origin.Difference]
-    stages: Sequence[origin.StageDifference]
-    code: Annotated[Sequence[origin.CodeDifference], "empty if the versions are the same"]
-    untried: Sequence[_UntriedJson]
+    compared: origin.Comparison = field(metadata=FLAT)
     complete: Annotated[bool, "whether both have a result"]
 
 
@@ -76,12 +65,7 @@ def diff(
         second = opened.enter_context(_side(other or one, theirs, first.entry.grid if folder else None))
         found = origin.compare(first, second)
     if as_json:
-        a, b = found.titles
-        document = ComparisonJson(
-            a=a, b=b, settings=found.settings, stages=found.stages, code=found.code,
-            untried=[_UntriedJson(stage=kind, only=title) for kind, title in found.untried], complete=found.complete,
-        )  # fmt: skip
-        print_json(document)
+        print_json(ComparisonJson(compared=found, complete=found.complete))
     else:
         _print(found, with_code)
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
@@ -109,14 +93,14 @@ def _side(text: str, where: Project, grid: str | None = None) -> Iterator[origin
 
 
 def _print(found: origin.Comparison, with_code: bool) -> None:
-    say(Text.assemble((found.titles[0], "bold"), " -> ", (found.titles[1], "bold")))
+    say(Text.assemble((found.a, "bold"), " -> ", (found.b, "bold")))
     _print_rows("settings", ("", "A", "B"), [(d.setting, *d.texts) for d in found.settings])
     if not found.settings:
         say("  the settings are the same")
     for stage in found.stages:
         _print_stage(stage)
-    for kind, title in found.untried:
-        say(f"  only {title} has an attempt at its {kind}")
+    for one in found.untried:
+        say(f"  only {one.only} has an attempt at its {one.stage}")
     for code in found.code:
         _print_code(code, with_code)
 

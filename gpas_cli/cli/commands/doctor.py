@@ -35,9 +35,6 @@ def doctor(
         list[Path] | None,
         typer.Option("--trust", metavar="FOLDER", help="Allow plugins and jobs in a folder that others can write to."),
     ] = None,
-    distrust: Annotated[
-        list[Path] | None, typer.Option("--distrust", metavar="FOLDER", help="Withdraw a --trust.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine and this project.
@@ -54,9 +51,7 @@ def doctor(
     """
     for folder in trust or ():
         trusted.trust(folder)
-    for folder in distrust or ():
-        trusted.distrust(folder)
-    if trust or distrust:
+    if trust:
         say(f"Wrote {trusted.list_path()}.")
         return
     here = Project.find(STATE.config, required=False)

@@ -1,9 +1,8 @@
 """`gpas why`: where a cell's number comes from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.padding import Padding
@@ -13,7 +12,7 @@ from sqlalchemy import Engine
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import ScoreJson, TableNumberJson, number_json, print_number, scores_table, skipped_notes
+from gpas_cli.cli.views.number import print_number, scores_table, skipped_notes
 from gpas_cli.cli.views.states import evidence
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
@@ -25,60 +24,21 @@ from gpas_cli.report.papers import is_printed_name
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
-from gpas_cli.spec.stage import called
-from gpas_cli.state.attempt import conclude
 from gpas_cli.state.observe import cell_statuses
-from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import NOTHING
-from gpas_cli.store.records import Imported, Retry, Trunk
+from gpas_cli.store.records import Imported
 from gpas_cli.store.refresh import results_of
-from gpas_cli.store.rundir import AttemptDir, attempts
-from gpas_cli.structure import CellStateJson, Document, DocumentJson, Number, to_mapping
+from gpas_cli.store.rundir import attempts
+from gpas_cli.structure import DocumentJson
 from gpas_cli.words import count, date_and_time, significant
-
-
-class _TryJson(Document):
-    """One attempt."""
-
-    number: int
-    outcome: str | None
-    cause: str
-    state: CellStateJson
-    evidence: str
-    retry: Annotated[Retry | None, "why the attempt before was run again"]
-    trunk: Annotated[Trunk | None, "the training whose updates are its first ones"]
-    start: Annotated[str | None, "the network, not trained here, with whose weights it began"]
-    imported: Annotated[Mapping[str, Any] | None, "the project and attempt that it was copied from"]
-    facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
-    log: Path
-    metrics: Mapping[str, Number]
-    directory: Path
-    checkpoint: Path | None
-
-
-class _OriginJson(Document):
-    """One stage of a cell."""
-
-    key: str
-    stage: str
-    name: str
-    parents: Sequence[str]
-    decisive: Annotated[int | None, "the number of the attempt that tables show"]
-    cell: Mapping[str, Any]
-    attempts: Sequence[_TryJson]
-    forgotten: Annotated[Sequence[Mapping[str, Any]], "attempts that `gpas forget` set aside: when, by which user, why"]
-    scores: Annotated[Sequence[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
 
 
 class WhyJson(DocumentJson):
     """`gpas why --json`."""
 
-    numbers: Annotated[Sequence[TableNumberJson], "of the cells of tables that were named"]
-    stages: Annotated[Sequence[_OriginJson], "of the cells that were named"]
+    numbers: Annotated[Sequence[NumberOrigin], "of the cells of tables that were named"]
+    stages: Annotated[Sequence[Provenance], "of the cells that were named"]
     problem: Annotated[str | None, "why new results could not be read into the database"]
-
-
-_GONE = "its run directory is gone"
 
 
 def why(
@@ -97,7 +57,7 @@ def why(
 
     For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a
     paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
-    environment, the hours that it took, and the command that makes it again.
+    the hours that it took, and the command that makes it again.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
 
@@ -111,9 +71,7 @@ def why(
     stages, problem = _stages(found) if found else ([], "")
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
-        origins = [_json(stage) for stage in stages]
-        shown = list(map(number_json, numbers))
-        print_json(WhyJson(numbers=shown, stages=origins, problem="; ".join(problems) or None))
+        print_json(WhyJson(numbers=numbers, stages=stages, problem="; ".join(problems) or None))
         return
     for problem in problems:
         warn(problem)
@@ -138,8 +96,8 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
             else:
                 spec = experiments().grids[name.grid].table_spec
                 number = provenance.trace_cell(name, spec, known, project().runs)
-            states = cell_statuses(project().runs, [seed.entry for seed in number.seeds])
-            numbers.append(replace(number, spent=sum(map(UsageMeter(project().runs).spent, states), NOTHING)))
+            states = cell_statuses(project().runs, [seed.status.entry for seed in number.seeds])
+            numbers.append(replace(number, hours=sum(map(UsageMeter(project().runs).spent, states), NOTHING)))
             problems.append(known.problem)
     return numbers, problems
 
@@ -195,12 +153,11 @@ def _print(stage: Provenance) -> None:
 
 def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     facts = attempt.facts
-    seen = _standing(attempt)
-    name = called(seen.state, attempt.metrics)
+    name = attempt.state
     mark = "  <- the number in tables" if attempt.number == decisive and name == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
         mark = f" (superseded by attempt {decisive})"
-    cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
+    cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else attempt.evidence)
     say(f"  attempt {attempt.number}: {name}{': ' if cause else ''}{cause}{mark}")
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
@@ -208,14 +165,14 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
     retry, trunk = attempt.retry, attempt.trunk
     lines = {
-        "no result": "it died in its first tenth; `gpas retry --done` trains it again" if name != seen.state else "",
+        "no result": "it died in its first tenth; `gpas retry --done` trains it again" if name == "not finite" else "",
         "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
         "when": f"{_when(facts['started'] or facts['created'])} to {_when(facts['ended'])}",
         "where": where if facts["host"] else "",  # else it died before it recorded anything
         "code": f"{facts['code']}, commit {commit}",
         "text": text if facts["fingerprint"] else "",
-        "starts from": attempt.start,
+        "starts from": attempt.start or "",
         "starts after": f"update {trunk.update} of {trunk.name} ({trunk.key})" if trunk else "",
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {significant(value, 6)}" for name, value in sorted(attempt.metrics.items())),
@@ -233,41 +190,5 @@ def _imported(record: Imported | None) -> str:
     return f"{record.runs}, attempt {record.number}, project {record.project}, by {record.user}, {_when(record.t)}"
 
 
-def _standing(attempt: AttemptProvenance) -> StageStatus:
-    """Return the state of an attempt: without an outcome, concluded from its process."""
-    if attempt.gone:
-        return StageStatus(state=attempt.outcome or "unknown", evidence=_GONE, cause=_GONE)
-    return conclude(AttemptDir(attempt.directory))
-
-
 def _when(moment: float | None) -> str:
     return date_and_time(moment) if moment else "?"
-
-
-def _try_json(attempt: AttemptProvenance) -> _TryJson:
-    seen = _standing(attempt)
-    return _TryJson(
-        number=attempt.number, outcome=attempt.outcome or None, cause=attempt.cause,
-        state=called(seen.state, attempt.metrics), evidence=seen.evidence, retry=attempt.retry,
-        trunk=attempt.trunk,
-        start=attempt.start or None,
-        imported=to_mapping(attempt.imported) if attempt.imported else None, facts=attempt.facts, log=attempt.log,
-        metrics=attempt.metrics, directory=attempt.directory, checkpoint=attempt.checkpoint,
-    )  # fmt: skip
-
-
-def _json(stage: Provenance) -> _OriginJson:
-    return _OriginJson(
-        key=stage.key,
-        stage=stage.stage,
-        name=stage.name,
-        parents=stage.parents,
-        decisive=stage.decisive,
-        cell=stage.cell,
-        attempts=list(map(_try_json, stage.attempts)),
-        forgotten=[
-            {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
-            for one in stage.forgotten
-        ],
-        scores=list(map(ScoreJson.of, stage.scores)),
-    )

@@ -1,127 +1,22 @@
-"""The origin of a number of a table, and scores at tasks, as text for the terminal and for JSON."""
+"""The origin of a number of a table, and scores at tasks, as text for the terminal."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Any
 
 from rich.text import Text
 
 from gpas_cli.cli.console import say, say_fact
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.events import Score
-from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
+from gpas_cli.origin.provenance import Code, NumberOrigin
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
 from gpas_cli.spec.extensions import metrics
-from gpas_cli.state.usage import Usage
-from gpas_cli.structure import Document, Number
 from gpas_cli.words import count, date_and_time, fixed, listed
 
 _NAMED = 6  # seeds in one line
-
-
-class ScoreJson(Document):
-    """One metric of one task."""
-
-    task: str
-    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..., skipped (a number of questions)"]
-    value: Annotated[Number, "accuracies are fractions"]
-    stderr: Annotated[Number | None, "the standard error, null if unknown"]
-    examples: Annotated[int, "how many questions were scored"]
-    shots: Annotated[int, "answered examples before each question"]
-    task_version: str
-    harness: Annotated[str, "the program that scored the task, its version and, of a text, how"]
-
-    @classmethod
-    def of(cls, score: Score) -> Self:
-        """Return the document of a score."""
-        return cls(
-            task=score.task, metric=score.metric, value=score.value, stderr=score.stderr, examples=score.examples,
-            shots=score.shots, task_version=score.task_version, harness=score.harness,
-        )  # fmt: skip
-
-
-class _SeedOriginJson(Document):
-    """One run of a number in a table."""
-
-    seed: Any
-    cell: Annotated[str, "grid/name"]
-    key: str
-    state: str
-    value: Number | None
-    base: Annotated[Number | None, "the number of the same seed in the base row"]
-    attempt: int | None
-    directory: Annotated[str | None, "in the folder of run directories"]
-    host: str | None
-    device: str | None
-    ended: Annotated[float | None, "unix time"]
-    environment: Mapping[str, Any]
-
-
-class _PairedJson(Document):
-    """The mean of the paired differences from the base."""
-
-    mean: Number
-    n: int
-    p: Number | None
-
-
-class _ComparedNumberJson(Document):
-    """A number with the metric that published tables print."""
-
-    metric: str
-    mean: Number | None
-
-
-class TableNumberJson(Document):
-    """A number of a table, and what it was computed from."""
-
-    grid: str
-    cell: Annotated[str, "the words that name it: ROW,COLUMN"]
-    row: Mapping[str, Any]
-    column: Mapping[str, Any]
-    metric: str
-    title: Annotated[str, "what the metric is"]
-    mean: Number | None
-    std: Number | None
-    n: int
-    status: Annotated[str, "why numbers are missing, empty if none is"]
-    delta: _PairedJson | None
-    base: Annotated[str | None, "the words that name the base"]
-    compared: Annotated[_ComparedNumberJson, "our number to compare with the published ones"]
-    published: Sequence[PublishedNumber]
-    seeds: Sequence[_SeedOriginJson]
-    code: Sequence[Code]
-    hours: Annotated[Usage, "of all attempts at its cells"]
-    command: Annotated[Sequence[str], "the words of the command that makes the number in an empty project"]
-    other_cells: Annotated[int, "further cells that this command runs"]
-
-
-def number_json(origin: NumberOrigin) -> TableNumberJson:
-    """Return the origin of a number of a table for `--json`."""
-    place, cell = origin.place, origin.place.cell
-    compared = origin.compared.cell.summary
-    return TableNumberJson(
-        grid=origin.grid, cell=place.words, row=place.row_labels, column=place.column_labels,
-        metric=place.metric.name, title=place.metric.title, mean=cell.summary.mean if cell.summary else None,
-        std=cell.summary.std if cell.summary else None, n=cell.n, status=cell.status,
-        delta=_PairedJson(mean=cell.delta.mean, n=cell.delta.n, p=cell.delta.p) if cell.delta else None,
-        base=place.base.words if place.base else None,
-        compared=_ComparedNumberJson(metric=origin.compared.metric.name, mean=compared.mean if compared else None),
-        published=origin.published, seeds=list(map(_seed_json, origin.seeds)), code=origin.codes, hours=origin.spent,
-        command=origin.command, other_cells=origin.others,
-    )  # fmt: skip
-
-
-def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
-    found = seed.result
-    return _SeedOriginJson(
-        seed=seed.seed, cell=seed.entry.id, key=seed.key, state=seed.state, value=seed.value, base=seed.base,
-        attempt=found.number if found else None, directory=(found.directory or None) if found else None,
-        host=(found.host or None) if found else None, device=(found.hardware or None) if found else None,
-        ended=found.ended if found else None, environment=seed.environment,
-    )  # fmt: skip
 
 
 def print_number(origin: NumberOrigin) -> None:
@@ -142,37 +37,28 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
         yield "", origin.place.metric.title
     if origin.place.base is not None:
         yield "from base", _difference(origin)
-    if origin.published and origin.compared.metric != origin.place.metric:
-        metric = origin.compared.metric
-        number = cell_text(origin.compared.cell, metric.digits, PLAIN)
+    if origin.published and origin.comparison.metric != origin.place.metric:
+        metric = origin.comparison.metric
+        number = cell_text(origin.comparison.cell, metric.digits, PLAIN)
         yield "to compare", f"{number}: {metric.name}, which is averaged like the published number"
     for published in origin.published:
         delta = f" ({published.delta:+g})" if published.delta is not None else ""
         column = f", its {published.as_if}" if published.as_if else ""
         text = f"{published.value:g}{delta}: {published.short}, {published.table}{column}: {published.what}"
         yield "published", text
-    for code in origin.codes:
+    for code in origin.code:
         yield "code", _code(code, len(origin.seeds))
-    same, differing = environments(origin.seeds)
-    if same:
-        yield "environment", ", ".join(f"{name} {value}" for name, value in same.items())
-    for name, values in differing.items():
-        yield "", f"{name} differs: {listed([str(value) for value in values], _NAMED)}"
-    yield from _texts(origin.seeds)
-    yield origin.spent.unit, origin.spent.hours(origin.spent.unit)
+    yield origin.hours.unit, origin.hours.hours(origin.hours.unit)
     yield from _again(origin)
 
 
 def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield the commands that make the number again, and how to run them with the recorded code."""
-    also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
+    also = f"; it runs {count(origin.other_cells, 'other cell')} too" if origin.other_cells else ""
     yield "make again", f"{shlex.join(origin.command)}   # in an empty project{also}"
-    if any(seed.result for seed in origin.seeds):
-        yield (
-            "",
-            f"{shlex.join(['gpas', 'retry', '--done', *(seed.entry.id for seed in origin.seeds)])}   # in this project",
-        )
-    for code in origin.codes:
+    if any(seed.attempt for seed in origin.seeds):
+        yield "", f"gpas retry --done {shlex.join(seed.cell for seed in origin.seeds)}   # in this project"
+    for code in origin.code:
         ways = [f"PYTHONPATH={shlex.quote(str(code.snapshot))} before the command"] if code.snapshot else []
         ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []
         if ways:
@@ -212,33 +98,22 @@ def _code(code: Code, seeds: int) -> str:
     return f"{code.code or 'not recorded'}, {commit}, {copy}{of}"
 
 
-def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
-    results = [seed.result for seed in seeds if seed.result]
-    for name, found in (
-        ("train text", [result.fingerprint for result in results]),
-        ("validation", [result.validation_fingerprint for result in results]),
-    ):
-        if known := list(dict.fromkeys(text for text in found if text)):
-            yield name, listed(known, _NAMED)
-
-
 def _seed_rows(origin: NumberOrigin) -> Any:
     over, metric = origin.place.table.spec.over, origin.place.metric
     digits = metric.digits + 2
     headers = [over, metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]
     rows = []
     for seed in origin.seeds:
-        result = seed.result
         difference = "" if seed.value is None or seed.base is None else fixed(seed.value - seed.base, digits, "+")
         rows.append([
             str(seed.seed),
             seed.state if seed.value is None else fixed(seed.value, digits),
             difference,
-            seed.entry.id,
-            str(result.number) if result else "",
-            ", ".join(filter(None, (result.host, result.hardware))) if result else "",
-            date_and_time(result.ended) if result and result.ended else "",
-            result.directory if result else "",
+            seed.cell,
+            str(seed.attempt or ""),
+            ", ".join(filter(None, (seed.host, seed.device))),
+            date_and_time(seed.ended) if seed.ended else "",
+            seed.directory or "",
         ])  # fmt: skip
     right = frozenset((over, metric.name, "from base", "attempt"))
     return Columns(headers, rows, right=right, droppable=("ended", "where", "from base"))

@@ -16,10 +16,10 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import COLOURS, LabelledCellJson
 from gpas_cli.data.text_usage import MissingText
 from gpas_cli.grid.variant import ShrunkSetting
-from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
+from gpas_cli.plan.costs import DiskUse, JobMemory, SizeCost, StageCost, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
-from gpas_cli.plan.plan import Plan, PlanRow
+from gpas_cli.plan.plan import CostElsewhere, Plan, PlanRow
 from gpas_cli.plan.trunks import saving
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import PRETRAIN
@@ -29,6 +29,16 @@ from gpas_cli.words import abbreviated, byte_size, count, duration, grouped, lis
 
 _MOST_TREES = 4
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
+
+_COLOURS = {**COLOURS, "invalid": "red", "new": "bold"}
+_WORDS = {"invalid": "cannot run here"}
+_MOST_LISTED = 24  # cells; of more, only the number in each state is shown
+_LAYOUTS = {
+    "none": "one process",
+    "ddp": "a copy each (ddp)",
+    "fsdp": "sharded (fsdp)",
+    "hsdp": "sharded in each node (hsdp)",
+}
 
 
 class _PlannedCellJson(Document):
@@ -58,25 +68,6 @@ class _JobMemoryJson(Document):
     fits: bool
 
 
-class _SizeElsewhereJson(Document):
-    """The cells of one size on GPUs that this machine does not have."""
-
-    size: SizeCost = field(metadata=FLAT)
-    assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
-
-
-class _ElsewhereJson(Document):
-    """What the jobs that ask for more GPUs than this machine has would take on other GPUs."""
-
-    gpus: Annotated[Sequence[str], "kinds of GPU with the same peak, and so the same estimate"]
-    number: Annotated[int, "GPUs that the jobs share"]
-    gpu_hours: float
-    longest_hours: Annotated[float, "the longest chain of jobs"]
-    wall_hours: Annotated[float, "until all have ended"]
-    basis: str
-    sizes: Sequence[_SizeElsewhereJson]
-
-
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
@@ -94,7 +85,7 @@ class PlanJson(DocumentJson):
     disk: Annotated[Sequence[DiskUse], "what the jobs add to folders of this machine"]
     untokenised: Annotated[Sequence[MissingText], "what they add, by text"]
     speed: Annotated[float | None, "tokens per second of a process, null if not measured"]
-    elsewhere: Annotated[Sequence[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
+    elsewhere: Annotated[Sequence[CostElsewhere], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: Annotated[ShrunkJson | None, "with --shrink"] = field(default=None, metadata=OPTIONAL)
 
 
@@ -120,25 +111,9 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
         disk=planned.storage.uses,
         untokenised=planned.storage.texts,
         speed=planned.storage.speed,
-        elsewhere=[_elsewhere_json(one) for one in planned.elsewhere],
+        elsewhere=planned.elsewhere,
         shrunk=shrunk,
     )  # fmt: skip
-
-
-def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:
-    return _ElsewhereJson(
-        gpus=cost.names,
-        number=cost.machine.number,
-        gpu_hours=cost.estimate.gpu_hours,
-        longest_hours=cost.estimate.longest_hours,
-        wall_hours=cost.estimate.wall_hours or 0.0,
-        basis=basis([cost]),
-        sizes=[
-            _SizeElsewhereJson(size=size, assumed_mfu=cost.machine.share(size.parameters))
-            for size in cost.sizes
-            if size.jobs
-        ],
-    )
 
 
 def render(
@@ -152,7 +127,7 @@ def render(
     basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files]
     parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
-    parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
+    parts += [_by_size(planned)]
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += _trunks(planned)
     parts += [_indented(basis)] if basis else []
@@ -226,16 +201,10 @@ def _storage(planned: Plan) -> list[RenderableType]:
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
-    if not planned.elsewhere:
-        return []
-    unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
-    command = f"gpas plan {words} --gpu H100:{planned.elsewhere[0].machine.number}"
-    lines = (*unfit, basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {command}")
-    return [
-        Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
-        _on_gpus(planned.elsewhere),
-        _indented(lines),
-    ]
+    costs = [f"{' and '.join(one.gpus)} {one.estimate.gpu_hours:,.3g} GPU-hours" for one in planned.elsewhere]
+    lines = (f"on GPUs that this machine does not have, with an assumed MFU: {', '.join(costs)}",
+             f"by size, with memory and --price: gpas plan {words} --gpu H100:8")  # fmt: skip
+    return [_hanging(lines[0]), _indented(lines[1:])] if costs else []
 
 
 def render_shrunk(shrunk: ShrunkJson) -> RenderableType:
@@ -325,11 +294,6 @@ def _money(guess: Estimate, price: float) -> str:
     return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
 
 
-_COLOURS = {**COLOURS, "invalid": "red", "new": "bold"}
-_WORDS = {"invalid": "cannot run here"}
-_MOST_LISTED = 24  # cells; of more, only the number in each state is shown
-
-
 def _training(one: SizeCost) -> tuple[str, str, str]:
     """Return batch, updates and tokens of a size, empty for a network that was not trained here."""
     if not one.updates:
@@ -339,7 +303,7 @@ def _training(one: SizeCost) -> tuple[str, str, str]:
 
 def _by_size(planned: Plan) -> Columns:
     """Return a table with a row per size: what its jobs cost, and what a cell trains on unless no job trains one."""
-    tokens = _tokens(planned.sizes)
+    tokens = "tokens with padding" if any(one.padded for one in planned.sizes) else "tokens per cell"
     headers: tuple[str, ...] = (
         "size", "parameters", "cells", "batch", "updates", tokens, "jobs", "longest", "total",
     )  # fmt: skip
@@ -363,43 +327,6 @@ def _by_stage(planned: Plan) -> Columns:
     ]  # fmt: skip
     headers = ("stage", "jobs", "longest", "total", "each job asks for")
     return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("longest", "total"))
-
-
-def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
-    """Return a table of the GPU-hours of each size on GPUs elsewhere, with the hours of its longest job."""
-    first = costs[0]
-    rows = [
-        (one.size, abbreviated(one.parameters), f"{one.cells}", *_training(one),
-         f"{one.devices}", f"{100 * first.machine.share(one.parameters):.0f} %",
-         *(f"{_gpu_hours(own.gpu_hours)} ({_rounded_hours(own.hours)})" for own in on_each))
-        for one, *on_each in zip(first.sizes, *(cost.sizes for cost in costs), strict=True) if one.jobs
-    ]  # fmt: skip
-    blank = [""] * 7
-    rows.append(("GPU-hours", *blank, *(_gpu_hours(cost.estimate.gpu_hours) for cost in costs)))
-    walls = (_rounded_hours(cost.estimate.wall_hours or 0.0) for cost in costs)
-    rows.append((f"on {count(first.machine.number, 'GPU')}", *blank, *walls))
-    names = [", ".join(cost.names) for cost in costs]
-    tokens = _tokens(first.sizes)
-    headers = ("size", "parameters", "cells", "batch", "updates", tokens, "GPUs", "MFU", *names)
-    droppable = ("parameters", "updates", "cells", tokens, "batch")
-    return Columns(headers, rows, right=frozenset(headers[1:]), droppable=droppable)
-
-
-def _tokens(sizes: Sequence[SizeCost]) -> str:
-    """Return the header of the tokens that cells train on."""
-    return "tokens with padding" if any(one.padded for one in sizes) else "tokens per cell"
-
-
-def _gpu_hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 99.95 else f"{hours:.1f}"
-
-
-_LAYOUTS = {
-    "none": "one process",
-    "ddp": "a copy each (ddp)",
-    "fsdp": "sharded (fsdp)",
-    "hsdp": "sharded in each node (hsdp)",
-}
 
 
 def _memory_table(found: Sequence[JobMemory]) -> Columns:

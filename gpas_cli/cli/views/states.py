@@ -86,15 +86,7 @@ class CellStatusJson(Document):
     cause: str | None
     attempt: int | None
     directory: Path | None
-    step: int | None
-    steps: int | None
-    loss: Annotated[Number | None, "of the newest update"]
-    tokens_per_second: Number | None
-    mfu: Number | None
-    memory: Annotated[Number | None, "bytes"]
-    eta: Annotated[Number | None, "seconds"]
-    spikes: int | None
-    skipped: int | None
+    progress: Progress = field(metadata=FLAT)
     warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
     metrics: Mapping[str, Number]
 
@@ -208,16 +200,11 @@ def ends(use: GridUsage) -> str:
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
-    seen = state.progress
-    progress = seen or Progress()
     return CellStatusJson(
         cell=LabelledCellJson.of(state.entry), job=job_json(state.job), state=called(state.state, state.metrics),
         outcome=state.outcome or None, stage=state.stage, evidence=state.evidence, age=state.age,
         cause=state.cause or None, attempt=state.attempt, directory=state.directory,
-        step=progress.step, steps=progress.steps, loss=progress.loss, tokens_per_second=progress.tokens_per_second,
-        mfu=progress.mfu, memory=progress.memory, eta=progress.eta,
-        spikes=progress.spikes if seen else None, skipped=progress.skipped if seen else None,
-        warnings=state.warnings, metrics=state.metrics,
+        progress=state.progress or Progress(), warnings=state.warnings, metrics=state.metrics,
     )  # fmt: skip
 
 

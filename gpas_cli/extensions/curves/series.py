@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
@@ -25,6 +25,7 @@ from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import BINS, BINS_END
 from gpas_cli.statistics.stats import Aggregate, aggregate
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import one_line
 
 if TYPE_CHECKING:
@@ -82,18 +83,17 @@ class CellCurve:
 class Series:
     """The runs of one method. `labels` are the ones that they share.
 
-    `colour` and `style` count from 0. If colours represent numbers of the axis `shaded`, `shade` is from 0 to 1, and
-    `method` is the title without the number.
+    If colours represent numbers of the axis `shaded`, `method` is the title without the number.
     """
 
     title: str
     labels: Mapping[str, Label]
-    runs: tuple[CellCurve, ...]
-    colour: int = 0
-    style: int = 0
-    shade: float | None = None
-    shaded: str = ""
-    method: str = ""
+    runs: tuple[CellCurve, ...] = field(metadata=HIDDEN)
+    colour: Annotated[int, "hue: the scheme's, or a number from 0"] = 0
+    style: Annotated[int, "line style: 0 with a gate, 1 without one; further ones where there are too few colours"] = 0
+    shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"] = None
+    shaded: str = field(default="", metadata=HIDDEN)
+    method: str = field(default="", metadata=HIDDEN)
 
     def mean(self) -> list[tuple[float, Aggregate]]:
         """Return the mean and standard deviation at every x that all runs have."""

@@ -7,7 +7,7 @@ axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -17,12 +17,21 @@ from gpas_cli.report.labels import objective_title
 from gpas_cli.report.quantities import Points
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
-from gpas_cli.structure import FLAT, Document
+from gpas_cli.structure import FLAT, HIDDEN, Document
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
 _NORMAL_COLOUR = 5
 _NORMAL_STEPS = 10  # points of its curve in a standard deviation
+
+_GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"
+_LEAST_TICKS = 4  # on a logarithmic axis
+# Multiples of powers of ten, the coarsest first.
+_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
+_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
+_CLOSEST = 0.08  # of a logarithmic axis between two ticks
+_MOST_LAYERS = 12  # with a number in a plot of usual width
 
 
 class _PointJson(Document):
@@ -46,40 +55,13 @@ class _DrawnRunJson(Document):
 class _SeriesJson(Document):
     """One line of a figure."""
 
-    title: str
-    labels: Mapping[str, Any]
+    look: Series = field(metadata=FLAT)
     over: Annotated[str, "the averaged axis"]
-    colour: Annotated[int, "hue: the scheme's, or a number from 0"]
-    style: Annotated[int, "line style: 0 with a gate, 1 without one; further ones where there are too few colours"]
-    shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
     points: Sequence[_PointJson]
     final_norm: Annotated[Aggregate | None, "the value at the final norm, which is no layer"]
     matrix: Annotated[Sequence[Sequence[float]] | None, "means of a heat map, a list for each row from the lowest"]
     columns: Annotated[Sequence[float] | None, "x of the heat map's columns"]
     runs: Sequence[_DrawnRunJson]
-
-
-class FrameJson(Document):
-    """One plot without what is drawn in it."""
-
-    title: str
-    x: Annotated[str, "title of the x axis"]
-    y: Annotated[str, "title of the y axis, with the unit"]
-    log: Annotated[bool, "whether y is logarithmic where all values are positive"]
-    log_x: bool
-    layers: Annotated[int, "the number of layers if x counts layers, else 0"]
-    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
-    bars: bool
-    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
-    note: str
-
-
-class PlotJson(Document):
-    """One plot: its axes, and what is drawn in it."""
-
-    frame: FrameJson = field(metadata=FLAT)
-    series: Sequence[_SeriesJson]
-    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)
@@ -98,35 +80,25 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """Series with the titles of the plot and its axes.
-
-    log: y is logarithmic if all values are positive. log_x: so is x. layers: the number of layers if x counts layers,
-    else 0. every_run: draw a line for each run instead of the mean with a band of one standard deviation on both sides.
-    bars: draw bars instead of lines if there are at most MOST_BARS series. heat_map: the title of the colour bar if the
-    series are drawn as heat maps, else "". lines: drawn beside the series. level: a value of y that is marked, such as
-    a ratio of 1. note: what a reader must know, in one sentence. noisy: values of single updates are drawn, whose trend
-    a moving average shows; an evaluation is a mean over much text.
-    """
+    """One plot: its axes, and what is drawn in it."""
 
     title: str
-    x: str
-    y: str
-    series: tuple[Series, ...] = ()
-    log: bool = False
-    layers: int = 0
-    every_run: bool = False
-    bars: bool = False
-    heat_map: str = ""
-    lines: tuple[Line, ...] = ()
+    x: Annotated[str, "title of the x axis"]
+    y: Annotated[str, "title of the y axis, with the unit"]
+    series: tuple[Series, ...] = field(default=(), metadata=HIDDEN)
+    log: Annotated[bool, "whether y is logarithmic where all values are positive"] = False
+    layers: Annotated[int, "the number of layers if x counts layers, else 0"] = 0
+    every_run: bool = field(default=False, metadata=HIDDEN)
+    """Draw a line for each run instead of the mean with a band of one standard deviation on both sides."""
+    bars: Annotated[bool, "whether the series are drawn as bars"] = False
+    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"] = ""
+    lines: tuple[Line, ...] = field(default=(), metadata=HIDDEN)
+    """Drawn beside the series."""
     log_x: bool = False
-    level: float | None = None
-    note: str = ""
-    noisy: bool = False
-
-    @property
-    def has_bars(self) -> bool:
-        """Whether the series are drawn as bars."""
-        return self.bars and not self.every_run and len(self.series) <= _MOST_BARS
+    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"] = None
+    note: Annotated[str, "what a reader must know, in one sentence"] = ""
+    noisy: Annotated[bool, "whether values of single updates are drawn, whose trend a moving average shows"] = False
+    """An evaluation is a mean over much text."""
 
     @property
     def drawn(self) -> tuple[Series | Line, ...]:
@@ -137,6 +109,14 @@ class Figure:
     def curves(self) -> list[Points]:
         """The points of all runs and lines."""
         return [*(run.points for series in self.series for run in series.runs), *(line.points for line in self.lines)]
+
+
+class PlotJson(Document):
+    """One plot: its axes, and what is drawn in it."""
+
+    frame: Figure = field(metadata=FLAT)
+    series: Sequence[_SeriesJson]
+    lines: Sequence[Line]
 
 
 def make_figure(
@@ -174,15 +154,16 @@ def make_figure(
         x = what if each else f"{what}{_when(runs)}"
     objectives = ", ".join(dict.fromkeys(objective_title(run.entry) for run in runs))
     mixed = quantity.of_targets and len({objective_title(run.entry) for run in runs}) > 1
+    series = make_series(runs)
     return Figure(
         title=one_line(title),
         x=x,
         y=f"{y}, ratio to {ratio_to}" if ratio_to else y,
-        series=make_series(runs),
+        series=series,
         log=quantity.log and not ratio_to if log is None else log,
         layers=max((run.entry.cell.model.size.layers for run in runs), default=0) if selection.over_layers else 0,
         every_run=every_run,
-        bars=quantity.bars,
+        bars=quantity.bars and not every_run and len(series) <= _MOST_BARS,
         level=1.0 if ratio_to else None,
         note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
         noisy=not quantity.by_layer and not quantity.name.startswith("eval_"),
@@ -197,24 +178,15 @@ def _when(runs: Sequence[CellCurve]) -> str:
     return "".join(f" (at update {step})" if step else " (at initialisation)" for step in steps)
 
 
-def frame(figure: Figure) -> FrameJson:
-    """Return everything about a plot but its series and lines: title, axes and kind."""
-    return FrameJson(
-        title=figure.title, x=figure.x, y=figure.y, log=figure.log, log_x=figure.log_x, layers=figure.layers,
-        level=figure.level, bars=figure.has_bars, heat_map=figure.heat_map, note=figure.note,
-    )  # fmt: skip
-
-
 def as_json(figure: Figure) -> PlotJson:
     """Return a plot for JSON."""
-    return PlotJson(frame=frame(figure), series=list(map(_series_json, figure.series)), lines=figure.lines)
+    return PlotJson(frame=figure, series=list(map(_series_json, figure.series)), lines=figure.lines)
 
 
 def _series_json(series: Series) -> _SeriesJson:
     matrix = series.matrix()
     return _SeriesJson(
-        title=series.title, labels=series.labels, over=series.runs[0].over,
-        colour=series.colour, style=series.style, shade=series.shade,
+        look=series, over=series.runs[0].over,
         points=[_PointJson(at=at, x=x) for x, at in series.mean()], final_norm=series.final_norm(),
         matrix=matrix or None, columns=series.columns() if matrix else None,
         runs=[
@@ -251,9 +223,6 @@ def with_smoothing(figure: Figure, weight: float) -> Figure:
     return replace(figure, series=series, note="; ".join(filter(None, (figure.note, note))))
 
 
-_GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"
-
-
 def with_growth(figure: Figure) -> Figure:
     """Return the figure with the better law through the mean of each series, as a line that the legend names.
 
@@ -273,15 +242,6 @@ def _law(series: Series) -> Line | None:
         return None
     fitted = tuple((x, law.at(x)) for x, _ in points)
     return Line(f"{series.title}: {law.words}", fitted, colour=series.colour, style=1, shade=series.shade)
-
-
-_LEAST_TICKS = 4  # on a logarithmic axis
-# Multiples of powers of ten, the coarsest first.
-_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
-_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
-_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
-_CLOSEST = 0.08  # of a logarithmic axis between two ticks
-_MOST_LAYERS = 12  # with a number in a plot of usual width
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -46,6 +46,34 @@ STYLE: dict[str, Any] = {
     "text.parse_math": False,  # a dollar in a title is a dollar
 }
 
+# Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#999999")
+_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.2, 1, 1.2))
+_WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
+_WIDER = 0.8  # of its width, by which the first of few solid lines is wider than the last, which may lie on it
+_FEW = 4  # solid lines
+_EDGE = 0.4  # points of white around dashes, which may lie on a solid line of the same colour
+MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
+_SHADES = "viridis"  # for colours that represent numbers
+_BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
+_ALL_MARKED = 40  # points; longer curves have markers at some of them
+_MARKS = 6  # on a long curve
+_SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+_BANDS = 1.5  # opacity of all bands together, at most
+_FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
+_BAR_WIDTH = 0.8  # layers, of all bars at a layer
+_BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
+_LONGEST_LABEL = 34  # characters in a line of the legend
+_MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
+_LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
+_CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
+_HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
+_BAR_TICKS = 12  # at most, on a colour bar
+_MAP_WIDTH = 1.6  # inches, at least, of one of several
+_MAP_TITLE_CHARACTERS = 16  # in an inch
+_MOST_TICKS = 8  # on the axis of layers
+_MOST_UPDATES = 4  # with a number below a map
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -155,28 +183,9 @@ def _wrapped(text: str, width: float) -> list[str]:
     return textwrap.wrap(text, int(_TITLE_CHARACTERS * width), break_on_hyphens=False)
 
 
-# Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#999999")
-_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (5, 1.2, 1, 1.2))
-_WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
-_WIDER = 0.8  # of its width, by which the first of few solid lines is wider than the last, which may lie on it
-_FEW = 4  # solid lines
-_EDGE = 0.4  # points of white around dashes, which may lie on a solid line of the same colour
-MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
-_SHADES = "viridis"  # for colours that represent numbers
-_BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
-_ALL_MARKED = 40  # points; longer curves have markers at some of them
-_MARKS = 6  # on a long curve
-_SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
-_BANDS = 1.5  # opacity of all bands together, at most
-_FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
-_BAR_WIDTH = 0.8  # layers, of all bars at a layer
-_BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
-
-
 def _draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
-    draw = _draw_bars if figure.has_bars else _draw_series
+    draw = _draw_bars if figure.bars else _draw_series
     handles = []
     for series in figure.series:
         title = series.title
@@ -315,14 +324,6 @@ def _draw_final_norm(axes: Any, figure: Figure) -> None:
         )
 
 
-_LONGEST_LABEL = 34  # characters in a line of the legend
-_MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
-_LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
-_CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
-_HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
-_BAR_TICKS = 12  # at most, on a colour bar
-
-
 @dataclass(frozen=True)
 class _Labelled:
     """A drawn panel: its part of the canvas, and the titles and artists of its legend."""
@@ -434,12 +435,6 @@ def _colour_bar(one: _Labelled) -> None:
     ranks = range(0, len(numbers), math.ceil(len(numbers) / _BAR_TICKS))
     bar.set_ticks(list(ranks), labels=[f"{numbers[rank]:g}" for rank in ranks])
     bar.outline.set_linewidth(0.4)
-
-
-_MAP_WIDTH = 1.6  # inches, at least, of one of several
-_MAP_TITLE_CHARACTERS = 16  # in an inch
-_MOST_TICKS = 8  # on the axis of layers
-_MOST_UPDATES = 4  # with a number below a map
 
 
 def _draw_maps(canvas: Any, figure: Figure, title: str) -> None:

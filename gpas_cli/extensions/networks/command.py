@@ -13,9 +13,9 @@ from gpas_cli.cli.console import print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, offer_list
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
-from gpas_cli.cli.views.number import ScoreJson, scores_table, skipped_notes
+from gpas_cli.cli.views.number import scores_table, skipped_notes
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
-from gpas_cli.events import Event, Outcome, Scoring
+from gpas_cli.events import Event, Outcome, Score, Scoring
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 from gpas_cli.spec.parse import build
 from gpas_cli.store.refresh import ingest
@@ -36,7 +36,7 @@ class EvaluatedJson(DocumentJson):
     origin: Annotated[Mapping[str, str], "source, revision, digests of the weights and other files, architecture"]
     new: Annotated[bool, "false if every score was recorded earlier"]
     missing: Annotated[str, "why tasks have no score, empty if all have one"]
-    scores: Sequence[ScoreJson]
+    scores: Sequence[Score]
     metrics: Annotated[Mapping[str, Number], "accuracies in percent, averages, perplexities, as tables name them"]
 
 
@@ -90,7 +90,7 @@ def evaluate(
     if as_json:
         document = EvaluatedJson(
             name=done.name, key=done.key, directory=done.directory, origin=found.provenance(),
-            new=done.outcome is not None, missing=_reason(done), scores=list(map(ScoreJson.of, done.scores)),
+            new=done.outcome is not None, missing=_reason(done), scores=done.scores,
             metrics=_metrics(done, section),
         )  # fmt: skip
         print_json(document)

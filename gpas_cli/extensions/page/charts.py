@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from gpas_cli.extensions.curves.series import CellCurve, Selection, Series, curves
-from gpas_cli.extensions.figures.figure import Figure, Line, frame, make_figure
+from gpas_cli.extensions.figures.figure import Figure, Line, make_figure
 from gpas_cli.extensions.figures.paper_figures import declared_figures, make, request
 from gpas_cli.grid.declared import Entry, Experiments, TableSpec
 from gpas_cli.report.labels import label_title, objective_title
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import Recorded, stage_keys
+from gpas_cli.structure import plain
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
     """Return one plot as plain data; of a heat map, a matrix for each series."""
     drawn = figure.drawn[: limits.curves]
     return {
-        **vars(frame(figure)),
-        "noisy": figure.noisy,
+        **plain(figure),
         "left_out": len(figure.drawn) - len(drawn),
         "series": [_line(one, limits) if isinstance(one, Line) else _series(one, figure, limits) for one in drawn],
     }

@@ -41,6 +41,17 @@ _STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "ca
 # The states whose details are kept first where not all fit.
 _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", "cancelled", "done", "missing")
 
+_LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
+
+# Columns of an attempt that the page shows for every attempt, and only for the latest.
+_FACTS = (
+    *("number", "outcome", "cause", "host", "device", "gpu", "precision", "last_step", "started", "ended"),
+    *("code", "git_commit", "git_dirty"),
+)
+_LATEST = ("directory", "executor", "threads", "parameters", "resumed_from", "fingerprint", "validation_fingerprint")
+_DRAWING_WIDTH = 180.0  # of an interval, in its own units
+_DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
+
 
 @dataclass(frozen=True)
 class _GridSection:
@@ -158,16 +169,6 @@ def _details(
     return found, [f"details of {count(left_out, 'cell')}"] * bool(left_out)
 
 
-_LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
-
-# Columns of an attempt that the page shows for every attempt, and only for the latest.
-_FACTS = (
-    *("number", "outcome", "cause", "host", "device", "gpu", "precision", "last_step", "started", "ended"),
-    *("code", "git_commit", "git_dirty"),
-)
-_LATEST = ("directory", "executor", "threads", "parameters", "resumed_from", "fingerprint", "validation_fingerprint")
-
-
 def row(state: CellStatus) -> dict[str, Any]:
     """Return one line of the list of cells. `since`: the unix time of the newest evidence."""
     entry, progress = state.entry, state.progress
@@ -253,10 +254,6 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
             made = paper_table(served, known.states, known.results, declared=True)
             yield _view(made, part.spec.title, f"gpas table {part.printed}")
-
-
-_DRAWING_WIDTH = 180.0  # of an interval, in its own units
-_DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
 def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -> Iterator[ClaimJson]:

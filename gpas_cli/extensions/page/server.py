@@ -29,6 +29,21 @@ from gpas_cli.extensions.page.document import Document, to_html, to_json, to_map
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 
+_ADDRESS = "127.0.0.1"
+MOST_REQUESTS = 64  # that are answered at a time
+WAIT_SECONDS = 1.0  # for one of them to end
+MOST_UNREAD = 16  # clients that have not sent their whole request yet; of more, the oldest is disconnected
+_SMALL_BYTES = 2000  # answers are compressed from this size on
+_TIMEOUT_SECONDS = 10  # a client that has not sent its request by then is disconnected
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
 
 @dataclass(frozen=True)
 class _Snapshot:
@@ -106,22 +121,6 @@ class LivePage:
         except (GpasError, SQLAlchemyError, OSError):
             return None
         return to_json(found).encode() if found is not None else None
-
-
-_ADDRESS = "127.0.0.1"
-MOST_REQUESTS = 64  # that are answered at a time
-WAIT_SECONDS = 1.0  # for one of them to end
-MOST_UNREAD = 16  # clients that have not sent their whole request yet; of more, the oldest is disconnected
-_SMALL_BYTES = 2000  # answers are compressed from this size on
-_TIMEOUT_SECONDS = 10  # a client that has not sent its request by then is disconnected
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 
 
 class PageServer(ThreadingHTTPServer):

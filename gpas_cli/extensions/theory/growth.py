@@ -54,6 +54,16 @@ from gpas_cli.train.optim import make_optimizer, set_learning_rate
 
 _RANDOM_PATHS = 32  # whose means are reported
 
+_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+_INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
+_MOST_ROWS = 64
+_LEAST_WIDTH = 32
+_FACTORS = {"width": (1, 2, 4, 8), "depth": (1, 2, 4)}
+_LAYERS = 4  # of the networks of different width, and of the base: the fewest of a Mix-LN network
+_PROMISES = {"mup": "width", "completep": "depth"}  # over which the stream changes alike, by parametrisation
+_FLAT = 0.25  # of exponents; those of right rules are at most 0.2, without the rule of the matrices' rate 0.6 to 0.8
+_PLACES = (0, 2, 4)  # layers of the base after which the stream is measured
+
 
 def growths(cell: Cell) -> list[Growth]:
     """Return the growth of the network of the proof, and of the cell's network, whole and on paths of half its layers.
@@ -125,11 +135,6 @@ def _network_of_the_proof(cell: Cell) -> Llama:
     return network
 
 
-_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-_INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
-_MOST_ROWS = 64
-
-
 @dataclass(frozen=True)
 class _LengthLaw:
     """The standard deviations by length. exponent: of the length in the measured variance; -1 in (48)."""
@@ -155,14 +160,6 @@ def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> _LengthLaw:
         predicted = numbers.sigma_o * numbers.sigma_v * size.hidden / length**0.5
         points.append(LengthPoint(length, predicted, measured))
     return _LengthLaw(tuple(points), power([(point.length, point.measured**2) for point in points]))
-
-
-_LEAST_WIDTH = 32
-_FACTORS = {"width": (1, 2, 4, 8), "depth": (1, 2, 4)}
-_LAYERS = 4  # of the networks of different width, and of the base: the fewest of a Mix-LN network
-_PROMISES = {"mup": "width", "completep": "depth"}  # over which the stream changes alike, by parametrisation
-_FLAT = 0.25  # of exponents; those of right rules are at most 0.2, without the rule of the matrices' rate 0.6 to 0.8
-_PLACES = (0, 2, 4)  # layers of the base after which the stream is measured
 
 
 def coordinates(

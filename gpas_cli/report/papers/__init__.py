@@ -58,36 +58,39 @@ class Remark:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table of one source.
-
-    better: "lower" or "higher". axis: the axis of the columns, "" if the table has one column. train_tokens: tokens
-    that each column was trained on, if the source states it. as_if: the column in which every cell is looked up,
-    whatever its own label: the paper's 71m beside a smaller model; of a table with one column, the size of its
-    networks. compared_as: our metric that the numbers are compared with, "" for any of the same family. batches: the
-    validation batches of each column, if perplexity_reference averages another number of them than ours. relative_to:
-    the labels of the row whose number is the unit of all; the first of several. recipes: the names of the source's
-    recipes by which the networks were trained. sizes: shape -> the source's name of it, where that is not ours.
-    no_cells: why a number has no cell of ours beside it.
-    """
+    """One table of one source."""
 
     pack: Pack
     name: str
     what: str
+    """What its numbers are, in words."""
     metric: str
     better: str
+    """Which numbers are better: "lower" or "higher"."""
     axis: str
+    """The axis of the columns, "" if the table has one column."""
     columns: tuple[Any, ...]
+    """The labels of the columns on that axis."""
     rows: tuple[PublishedRow, ...]
     unit: str = ""
     train_tokens: tuple[int, ...] = ()
+    """The tokens that each column was trained on, if the source states it."""
     as_if: str = ""
+    """The column in which every cell is looked up, whatever its own label: the paper's 71m beside a smaller network; of
+    a table with one column, the size of its networks."""
     compared_as: str = ""
+    """The metric of ours that the numbers are compared with, "" for any of the same family."""
     batches: tuple[int, ...] = ()
+    """The validation batches of each column, if perplexity_reference averages another number of them than ours."""
     relative_to: CellLabels = field(default_factory=dict)
+    """The labels of the row whose number is the unit of all; the first of several."""
     recipes: tuple[str, ...] = ()
+    """The names of the source's recipes by which the networks were trained."""
     remarks: tuple[Remark, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
+    """Shape -> the source's name of it, where that is not ours."""
     no_cells: str = "no grid declares such a cell"
+    """Why a number has no cell of ours beside it."""
 
     @property
     def source(self) -> str:

@@ -192,23 +192,6 @@ def _to_markdown(sheet: Sheet) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class _MetricJson(Document):
-    """The metric that a column shows."""
-
-    name: str
-    title: str
-    unit: str
-    better: Annotated[str, "lower, higher, or empty if neither is better"]
-    digits: int
-
-    @classmethod
-    def of(cls, metric: Metric) -> "_MetricJson":
-        """Return the document of a metric."""
-        return cls(
-            name=metric.name, title=metric.title, unit=metric.unit, better=metric.better, digits=metric.digits
-        )  # fmt: skip
-
-
 class _PublishedNumberJson(Document):
     """A number that a paper prints."""
 
@@ -279,24 +262,14 @@ class _TableRowJson(Document):
     cells: Sequence[_TableCellJson | None]
 
 
-class _ColumnJson(Document):
-    """One column; `sources` are the papers whose numbers are beside it, `contributors` the people."""
-
-    label: Any
-    title: str
-    metric: _MetricJson
-    sources: Sequence[str]
-    contributors: Sequence[str]
-
-
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
     title: str
-    metric: Annotated[_MetricJson, "the metric of the first column"]
+    metric: Annotated[Metric, "the metric of the first column"]
     rows: Sequence[_TableRowJson]
-    columns: Sequence[_ColumnJson]
+    columns: Sequence[Column]
     papers: Annotated[Mapping[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
     gains: Sequence[Gain]
     notes: Sequence[Note]
@@ -347,7 +320,7 @@ def table_json(table: Table) -> TableJson:
     return TableJson(
         name=table.printed or None,
         title=table.spec.title,
-        metric=_MetricJson.of(table.metric),
+        metric=table.metric,
         rows=[
             _TableRowJson(
                 title=row.full_title,
@@ -356,13 +329,7 @@ def table_json(table: Table) -> TableJson:
             )
             for row in table.rows
         ],
-        columns=[
-            _ColumnJson(
-                label=column.label, title=column.title, metric=_MetricJson.of(column.metric),
-                sources=column.sources, contributors=column.contributors,
-            )
-            for column in table.columns
-        ],
+        columns=table.columns,
         papers=table.papers,
         gains=gains(table),
         notes=notes(table),

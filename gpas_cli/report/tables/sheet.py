@@ -37,6 +37,53 @@ _CAPITALISED = (
 )
 _NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
 
+_Blocks = tuple[tuple[int, ...], ...]  # the columns of each block of a table; column 0 comes first in each of them
+_AROUND = 4  # lines of a table in a terminal besides its texts: title, rule, and two that are empty
+_NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
+_NEGATIVE = re.compile(r"(?<![\w.,)\]}-])-(?=\d)")  # the hyphen of a number such as -0.98
+_PREAMBLE = r"""% Needs \usepackage{booktabs,graphicx}. In two columns put table* for table.
+% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.
+
+"""
+# A box of its own width, but no wider than a line.
+_SCALED = r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+
+_GREEK = {
+    **dict(zip("αβγδεζηθ", ("alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta"), strict=True)),
+    **dict(zip("ικλμνξπρ", ("iota", "kappa", "lambda", "mu", "nu", "xi", "pi", "rho"), strict=True)),
+    **dict(zip("στυφχψω", ("sigma", "tau", "upsilon", "varphi", "chi", "psi", "omega"), strict=True)),
+    **dict(zip("ΓΔΘΛΞΠ", ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi"), strict=True)),
+    **dict(zip("ΣΥΦΨΩ", ("Sigma", "Upsilon", "Phi", "Psi", "Omega"), strict=True)),
+}
+_SIGNS = {
+    "±": "pm",
+    "\N{MULTIPLICATION SIGN}": "times",
+    "→": "to",
+    "←": "leftarrow",
+    "≤": "le",
+    "≥": "ge",
+    "≈": "approx",
+    "∞": "infty",
+    "↓": "downarrow",
+    "↑": "uparrow",
+    "✓": "surd",
+}
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
+_ESCAPED = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # After a line break a bracket would be an option; after ? or ! a backtick would turn them upside down.
+    **{character: f"{{{character}}}" for character in "[]`"},
+    "\N{MINUS SIGN}": "$-$",
+    **{character: f"$\\{name}$" for character, name in (_GREEK | _SIGNS).items()},
+    **{character: f"$^{{{digit}}}$" for character, digit in _RAISED.items()},
+}
+
 
 @dataclass(frozen=True)
 class Note:
@@ -129,7 +176,6 @@ class _Spacing:
 
 
 _SPACINGS = (_Spacing(3, edges=2), _Spacing(2), _Spacing(2, wrapped=True))
-_Blocks = tuple[tuple[int, ...], ...]  # the columns of each block of a table; column 0 comes first in each of them
 
 
 def _fitted(groups: Sequence[Sequence[int]], lines: Sequence[Sequence[Text]], room: int) -> tuple[_Spacing, _Blocks]:
@@ -167,8 +213,6 @@ def _split(groups: Sequence[Sequence[int]], widths: Sequence[int], room: int, sp
 
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
 _STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
-_AROUND = 4  # lines of a table in a terminal besides its texts: title, rule, and two that are empty
-_NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
 
 
 @dataclass(frozen=True)
@@ -234,51 +278,6 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: _Spacing, room: int, rules: 
     for place, line in enumerate(lines[1:], 1):
         drawn.add_row(*line, end_section=place + 1 in rules)
     return drawn
-
-
-_NEGATIVE = re.compile(r"(?<![\w.,)\]}-])-(?=\d)")  # the hyphen of a number such as -0.98
-_PREAMBLE = r"""% Needs \usepackage{booktabs,graphicx}. In two columns put table* for table.
-% Characters beyond Latin and Greek need XeLaTeX or LuaLaTeX.
-
-"""
-# A box of its own width, but no wider than a line.
-_SCALED = r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-
-_GREEK = {
-    **dict(zip("αβγδεζηθ", ("alpha", "beta", "gamma", "delta", "varepsilon", "zeta", "eta", "theta"), strict=True)),
-    **dict(zip("ικλμνξπρ", ("iota", "kappa", "lambda", "mu", "nu", "xi", "pi", "rho"), strict=True)),
-    **dict(zip("στυφχψω", ("sigma", "tau", "upsilon", "varphi", "chi", "psi", "omega"), strict=True)),
-    **dict(zip("ΓΔΘΛΞΠ", ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi"), strict=True)),
-    **dict(zip("ΣΥΦΨΩ", ("Sigma", "Upsilon", "Phi", "Psi", "Omega"), strict=True)),
-}
-_SIGNS = {
-    "±": "pm",
-    "\N{MULTIPLICATION SIGN}": "times",
-    "→": "to",
-    "←": "leftarrow",
-    "≤": "le",
-    "≥": "ge",
-    "≈": "approx",
-    "∞": "infty",
-    "↓": "downarrow",
-    "↑": "uparrow",
-    "✓": "surd",
-}
-_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
-_ESCAPED = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    # After a line break a bracket would be an option; after ? or ! a backtick would turn them upside down.
-    **{character: f"{{{character}}}" for character in "[]`"},
-    "\N{MINUS SIGN}": "$-$",
-    **{character: f"$\\{name}$" for character, name in (_GREEK | _SIGNS).items()},
-    **{character: f"$^{{{digit}}}$" for character, digit in _RAISED.items()},
-}
 
 
 def latex_escape(text: str) -> str:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 from gpas_cli.grid.declared import Entry, Line, TableSpec
 from gpas_cli.grid.document import Label
@@ -66,21 +67,23 @@ class Printed:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell. `mark` is "best", "second" or ""; `status` is why numbers are missing, "" if none is.
-
-    `delta` is None in a base row, and if no seed has both numbers. `statuses` is empty if the grid has no such cell.
-    others: the runs with other settings, where the best of several settings is shown. contributed: what others have
-    trained of the cell, by name; no part of our numbers.
-    """
+    """One cell."""
 
     statuses: tuple[EntryStatus, ...] = ()
+    """Empty if the grid has no such cell."""
     summary: stats.Aggregate | None = None
     delta: stats.Paired | None = None
+    """None in a base row, and if no seed has both numbers."""
     status: str = ""
+    """Why numbers are missing, "" if none is."""
     mark: str = ""
+    """Its rank in the column: "best", "second", or "" for none."""
     printed: Mapping[str, Printed] = field(default_factory=dict)
+    """What each source prints there."""
     others: tuple[EntryStatus, ...] = ()
+    """The runs with other settings, where the best of several settings is shown."""
     contributed: Mapping[str, TableCell] = field(default_factory=dict)
+    """What others have trained of the cell, by name; no part of our numbers."""
 
     @property
     def values(self) -> dict[Hashable, float]:
@@ -151,37 +154,36 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One label of the column axis with one metric, and the sources that print a number for any of its cells.
-
-    contributors: the people who have contributed results of any of them.
-    """
+    """One label of the column axis with one metric."""
 
     label: Label
     title: str
     metric: Metric
-    sources: tuple[str, ...] = ()
-    contributors: tuple[str, ...] = ()
+    sources: Annotated[tuple[str, ...], "the papers that print a number for any of its cells"] = ()
+    contributors: Annotated[tuple[str, ...], "the people who have contributed results of any of them"] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `rows` are in display order. `metric` is the metric of the first columns.
-
-    printed: the name of the paper's table that it is, SOURCE:NUMBER, "" if it is a grid's. corner: the heading of the
-    row titles. remarks: further notes. alone: it is as printed, without cells of ours. cells_of: for a table of
-    settings, the paper's table whose cells have them; the labels of its columns are the settings.
-    """
+    """A table."""
 
     spec: TableSpec
     metric: Metric
+    """The metric of the first columns."""
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    """In display order."""
     published: Mapping[str, PublishedTable]
     printed: str = ""
+    """The name of the paper's table that it is, SOURCE:NUMBER, "" if it is a grid's."""
     corner: str = ""
+    """The heading of the row titles."""
     remarks: tuple[Note, ...] = ()
+    """Further notes."""
     alone: bool = False
+    """It is as printed, without cells of ours."""
     cells_of: Table | None = None
+    """Of a table of settings, the paper's table whose cells have them; the labels of its columns are the settings."""
 
     @property
     def source(self) -> str:

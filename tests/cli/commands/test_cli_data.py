@@ -163,18 +163,6 @@ def test_a_crafted_marker_is_reported(folder: Path, marker: str) -> None:
     assert json.loads(path.read_bytes()) == whole
 
 
-def test_one_split_alone(folder: Path) -> None:
-    code, out, _ = gpas(folder, "prepare", "mine", "--where", "norm=pre", "--split", "validation", "--workers", "1")
-    assert code == 0
-    assert "text/*.jsonl validation:" in out
-    assert "text/*.jsonl train:" not in out
-    (cache,) = json.loads(gpas(folder, "status", "--json")[1])["caches"]
-    nothing = {"documents": 0, "tokens": 0, "bytes": 0, "final": False, "cut": 0.0, "left_out": {}}
-    assert cache["splits"]["train"] == nothing
-    code, out, err = gpas(folder, "prepare", "--split", "valid")
-    assert (code, "did you mean 'validation'?" in err) == (2, True)
-
-
 @pytest.mark.long
 def test_two_commands_at_once_of_which_one_is_killed(folder: Path) -> None:
     """The second has the whole cache in the end, and no process of the first is left."""

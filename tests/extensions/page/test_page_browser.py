@@ -9,9 +9,10 @@ from browser import CHROMIUM, Visit, chromium
 from face import Face, gpas, tiny
 from live_source import Source, served
 
-from gpas_cli.extensions.figures.figure import Figure, frame
+from gpas_cli.extensions.figures.figure import Figure
 from gpas_cli.extensions.page.content import Content
 from gpas_cli.extensions.page.document import to_html
+from gpas_cli.structure import plain
 
 pytest.importorskip("playwright", reason="needs playwright")
 pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python")
@@ -254,9 +255,9 @@ def test_everything_works_with_the_keyboard(visit: Visit) -> None:
 def test_a_heat_map_has_its_numbers_as_a_table(window: Any, tmp_path: Path) -> None:
     one = {"title": "Pre-LN", "colour": 0, "style": 0, "shade": None, "runs": 1, "columns": [1, 2]}
     series = [{**one, "rows": [[0.25, 0.5], [0.125, None]]}, {**one, "title": "LNS", "rows": [[1, 2], [3, 4]]}]
-    panel = frame(Figure("", "first layer", "number of layers", heat_map="angular distance"))
+    panel = plain(Figure("", "first layer", "number of layers", heat_map="angular distance"))
     words = {"name": "f", "heading": "Figure 1", "missing": 0, "command": ""}
-    figure = {**words, "panels": [{**vars(panel), "series": series}]}
+    figure = {**words, "panels": [{**panel, "series": series}]}
     path = tmp_path / "page.html"
     path.write_text(to_html(Content("demo", 0.0, {}, figures=[figure])).html)
     made = Visit(window)
