@@ -185,7 +185,7 @@ class Size:
     ffn: int = setting(low=1, high=262_144)
     heads: int = setting(low=1, high=1024)
     layers: int = setting(low=1, high=1024)
-    vocab: int = setting(32_000, low=8, high=65_536)
+    vocab: int = setting(32_000, low=8, high=10_000_000)
     eps: float = setting(1e-6, above=0, high=0.1)
     rope_theta: float = setting(10_000.0, above=0)
     decoder_layers: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)

@@ -199,6 +199,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "linear": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": False,
                          "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
                {"rope_factor": 4}, {}),
+    "wide": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 70_000},
+             {"kv_heads": 4, "vocab": 70_000}, {"tied": True, "qkv_bias": True}),
 }  # fmt: skip
 
 
@@ -207,7 +209,7 @@ def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
     import transformers
 
     name, more, _, _ = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **more)
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **more})
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
     with torch.no_grad():
@@ -234,8 +236,9 @@ IDS = torch.randint(512, (2, 200), generator=torch.Generator().manual_seed(1))
 
 
 def difference(ours: Any, theirs: Any) -> float:
+    ids = IDS * (theirs.config.vocab_size // 512)
     with torch.no_grad():
-        a, b = (getattr(out, "logits", out) for out in (ours(IDS), theirs(IDS)))
+        a, b = (getattr(out, "logits", out) for out in (ours(ids), theirs(ids)))
     return float((a - b).abs().max() / b.abs().max())
 
 

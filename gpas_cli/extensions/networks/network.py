@@ -44,7 +44,7 @@ _SHAPE_NAMES = {
 }
 # What earlier versions recorded of every network, and what it was of those in folders and on the hub.
 _RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
-_LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
+_LARGEST_FFN = 262_144  # of a `Size`
 
 
 def _fault(pattern: re.Pattern[str], what: str) -> Any:
@@ -173,7 +173,7 @@ class PinnedNetwork:
         """Return the parts of a cell that stand for the network in estimates of the cost: a plain network of its shape,
         by default that of 1B."""
         hidden, layers, ffn = self.hidden or 2048, self.layers or 24, self.ffn
-        vocab = min(max(8, self.vocab or 32_000), _LARGEST_VOCAB)
+        vocab = max(8, self.vocab or 32_000)
         if self.parameters:  # which other kinds of attention and feed-forward networks have, too
             matrices = (self.parameters - (2 - self.tied) * vocab * hidden) / layers
             ffn = min(max(1, round((matrices / hidden - 4 * hidden) / 3)), _LARGEST_FFN)
