@@ -202,7 +202,7 @@ def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     init = _parse_init(values.get("init", {}), norm, family, width, problems)
     if not size or not norm or not embed or not init or not family or not how or len(problems) > before:
         return None
-    if not size.hidden % size.heads:
+    if size.head_dim or not size.hidden % size.heads:
         problems.extend(found.under("parametrisation") for found in how.problems(size.hidden, size.heads, size.layers))
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
     whole = Model(

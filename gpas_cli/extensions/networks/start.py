@@ -72,7 +72,6 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     window = config.get("use_sliding_window", kind == "mistral") and config.get("sliding_window")
     faults = {
         f"its hidden_act is {config.get('hidden_act')}, not silu": config.get("hidden_act") != "silu",
-        "its heads have another width than hidden / heads": config.get("head_dim") not in (None, hidden // heads),
         f"its rotary positions are scaled by {way}; valid: {', '.join(_ROPE)}": way not in ("default", *_ROPE),
         "not all of its projections have biases": biased and (kind != "llama" or not config.get("mlp_bias")),
         f"its tokens attend only to the last {window}": bool(window),
@@ -86,6 +85,8 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     size |= {"rope_theta": float(theta)} if theta and theta != Size.rope_theta else {}
     kept = config.get("num_key_value_heads") or heads
     size |= {"kv_heads": kept} if kept != heads else {}
+    wide = config.get("head_dim") or hidden // heads
+    size |= {"head_dim": wide} if wide * heads != hidden else {}
     if way in _ROPE:
         own = ("rope_factor", "rope_context", "rope_low", "rope_high")
         size |= {name: rope[spelling] for name, spelling in zip(own, ("factor", *_ROPE[way]), strict=False)}
@@ -109,11 +110,12 @@ def _shapes(model: Model) -> Iterator[tuple[str, list[int]]]:
     size = model.size
     yield _TABLE, [size.vocab, size.hidden]
     yield "model.norm.weight", [size.hidden]
-    attention = dict.fromkeys("qo", size.hidden) | dict.fromkeys("kv", size.kv_hidden)
+    attention = {"q": size.q_hidden} | dict.fromkeys("kv", size.kv_hidden)
     for layer in range(size.layers):
         place = f"model.layers.{layer}"
         for name, width in attention.items():
             yield f"{place}.self_attn.{name}_proj.weight", [width, size.hidden]
+        yield f"{place}.self_attn.o_proj.weight", [size.hidden, size.q_hidden]
         yield from ((f"{place}.mlp.{name}_proj.weight", [size.ffn, size.hidden]) for name in ("gate", "up"))
         yield from ((f"{place}.{name}_layernorm.weight", [size.hidden]) for name in ("input", "post_attention"))
         yield f"{place}.mlp.down_proj.weight", [size.hidden, size.ffn]
