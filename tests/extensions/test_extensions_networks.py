@@ -333,6 +333,8 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
         ({"num_key_value_heads": 4}, "has kv_heads 4, not 2; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
         ({"model_type": "qwen2"}, "has qkv_bias True, not False; write size: "),
         ({"rms_norm_eps": 1e-5}, "has eps 1e-05, not 1e-06"),
+        ({"rms_norm_eps": 1.00001e-6}, "has eps 1.00001e-06, not 1e-06"),
+        ({"rope_theta": 10001.0}, "has rope_theta 10001.0, not 10000.0"),
         ({"intermediate_size": None}, "has ffn None, not 160"),
         ({"hidden_size": DELETED}, "its config.json has no 'hidden_size'"),
     ],
@@ -342,6 +344,13 @@ def test_networks_of_another_kind_or_shape_are_refused(
 ) -> None:
     other = changed_config(small, tmp_path / "other", **change)
     assert reason in absence((other, parse_model({"size": {**SIZE, "kv_heads": 2}})), tmp_path, tmp_path)
+
+
+def test_numbers_that_were_float32_are_equal(small: PinnedNetwork, tmp_path: Path) -> None:
+    """As in a configuration that was converted from GGUF."""
+    for kept, size in {9.999999974752427e-07: 1e-6, 9.999999747378752e-06: 1e-5}.items():
+        other = changed_config(small, tmp_path / str(kept), rms_norm_eps=kept)
+        assert absence((other, parse_model({"size": {**SIZE, "kv_heads": 2, "eps": size}})), tmp_path, tmp_path) == ""
 
 
 # What the repositories have: the values of a config.json that are read, and the number of parameters.

@@ -9,6 +9,7 @@ scalars, 1/sqrt(2L). Elsewhere, as with the new norms of Sandwich-LN, it starts 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -97,7 +98,13 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _differing(ours: Size | Family, theirs: Size | Family) -> list[str]:
     pairs = ((own.name, getattr(theirs, own.name), getattr(ours, own.name)) for own in fields(ours))
-    return [f"{name} {found}, not {wanted}" for name, found, wanted in pairs if found != wanted]
+    return [f"{name} {found}, not {wanted}" for name, found, wanted in pairs if not _equal(found, wanted)]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal. The numbers of a config.json may be those of float32."""
+    number = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other, rel_tol=1e-6) if number else bool(one == other)
 
 
 def _written(settings: Mapping[str, Any]) -> str:
