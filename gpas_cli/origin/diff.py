@@ -171,7 +171,7 @@ def compare(one: Side, other: Side) -> Comparison:
     versions = dict.fromkeys((stage.a.code, stage.b.code) for stage in stages if stage.a.code != stage.b.code)
     return Comparison(
         titles=(one.title, other.title),
-        settings=differences(one.entry.cell.to_mapping(), other.entry.cell.to_mapping()),
+        settings=differences(one.entry.cell.settings, other.entry.cell.settings),
         stages=stages,
         code=tuple(_code(pair, (one.runs, other.runs)) for pair in versions),
         untried=tuple(untried),

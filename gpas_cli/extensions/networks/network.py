@@ -22,8 +22,9 @@ from gpas_cli.errors import Problem
 from gpas_cli.events import Emit
 from gpas_cli.files import parse_json
 from gpas_cli.project import hub_cache
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.parse import setting
+from gpas_cli.spec.parse import plain, setting
 from gpas_cli.spec.section import Input
 from gpas_cli.words import abbreviated
 
@@ -121,6 +122,10 @@ class PinnedNetwork:
         return pin if self.dtype == "stored" else f"{pin} {self.dtype}"
 
     @property
+    def cell(self) -> None:
+        """No cell trained it."""
+
+    @property
     def tokenizer(self) -> str:
         """The path of its tokenizer.json."""
         return str(self.folder(Path()) / "tokenizer.json")
@@ -151,14 +156,22 @@ class PinnedNetwork:
         """Return the loaded network, and record what it is."""
         return resolve_name("gpas_cli.extensions.networks.opening:open_network")(self, stage)  # which imports torch
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return its settings."""
+        return dict(plain(self))
+
+    def problems_in(self, cell: Cell) -> tuple[Problem, ...]:
+        """Return nothing: `start.absence` finds what is wrong in its files."""
+        return ()
+
     def start_inputs(self, model: Model) -> Iterator[Input]:
         """Yield its files, for a training of `model` to start from it."""
         yield Input((self, model), "gpas_cli.extensions.networks.start:absence")
 
-    def put_into(self, network: Any, root: Path, emit: Emit) -> None:
+    def put_into(self, network: Any, place: Path, emit: Emit) -> None:
         """Replace the weights of an initialised network by its own."""
         resolve_name("gpas_cli.extensions.networks.start_weights:put_into")(
-            self, network, root, emit
+            self, network, place, emit
         )  # which imports torch
 
     def with_shape(self, root: Path) -> PinnedNetwork:
