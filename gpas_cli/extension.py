@@ -41,7 +41,7 @@ IN_WHEEL = {
     "harness": Brought(parts=("lm-evaluation-harness",)),
     "laws": Brought(commands=("figure envelope", "figure convergence", "figure scaling")),
     "layers": Brought(settings=("importance", "layers")),
-    "networks": Brought(settings=("network", "start"), parts=("squad", "transformers"), commands=("evaluate",)),
+    "networks": Brought(settings=("network", "start"), parts=("cell", "squad", "transformers"), commands=("evaluate",)),
     "page": Brought(commands=("report",)),
     "quantised": Brought(settings=("quantised",)),
     "roofline": Brought(parts=("roofline",)),

@@ -22,16 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.corpora import Document
-from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.data.tokenizer import Tokenizer, id_bytes
 from gpas_cli.errors import DataError
 
-TOKEN = np.dtype("<u2")
+Ids = NDArray[np.unsignedinteger[Any]]
 # Documents are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
 _GROUP_CHARACTERS = 1_000_000
 _GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
 _MOST_DEATHS = 3  # of workers while no group is finished
 
 _Group = list[Document]
+
+
+def id_type(vocab: int) -> np.dtype[Any]:
+    """Return the type of the ids of a vocabulary, in memory and on disk."""
+    return np.dtype(f"<u{id_bytes(vocab)}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class EncodedGroup:
 
     names: Sequence[str]
     faults: Sequence[str]
-    ids: NDArray[np.uint16]
+    ids: Ids
     lengths: NDArray[np.int64]
     sizes: NDArray[np.int64]
     wholes: NDArray[np.int64]
@@ -60,8 +65,9 @@ def encode_group(documents: _Group, tokenizer: Tokenizer, limit: int | None) -> 
     ).reshape(-1, 3)
     kept = numbers[:, 0] > 1  # more than the end token: there is something to predict
     numbers[~kept] = 0
-    ids = [np.array(one.ids, TOKEN) for one, keep in zip(encoded, kept, strict=True) if keep]
-    joined = np.concatenate([*ids, np.zeros(0, TOKEN)])
+    kind = id_type(tokenizer.vocab)
+    ids = [np.array(one.ids, kind) for one, keep in zip(encoded, kept, strict=True) if keep]
+    joined = np.concatenate([*ids, np.zeros(0, kind)])
     names, faults = [document.id for document in documents], [document.fault for document in documents]
     return EncodedGroup(names, faults, joined, *numbers.T)
 

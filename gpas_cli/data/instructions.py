@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
-from gpas_cli.data.encode import TOKEN
+from gpas_cli.data.encode import Ids, id_type
 from gpas_cli.data.loader import IGNORED, VALIDATION_SEED, Batch, permutation
 from gpas_cli.data.records import FinetuneRecord, RecordSource, held_out_source, prompt, training_source
 from gpas_cli.data.rows import Ints
@@ -37,7 +36,7 @@ class _Examples:
     """Tokenised records: the ids of all, end tokens included; the number of tokens of each, and of each prompt."""
 
     fingerprint: str
-    ids: NDArray[np.uint16]
+    ids: Ids
     lengths: NDArray[np.uint32]
     prompts: NDArray[np.uint32]
 
@@ -167,7 +166,8 @@ def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache:
 
 def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenizer, fingerprint: str) -> _Examples:
     """Return the tokenised records, each with an end token."""
-    ids: list[NDArray[Any]] = [np.zeros(0, TOKEN)]
+    kind = id_type(tokenizer.vocab)
+    ids: list[Ids] = [np.zeros(0, kind)]
     lengths: list[int] = []
     prompts: list[int] = []
     for first in range(0, len(records), _ENCODED_AT_ONCE):
@@ -176,7 +176,7 @@ def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenize
         wholes = [head + record.output for head, record in zip(heads, group, strict=True)]
         encoded_heads = tokenizer.encode_documents(heads)
         for head, whole in zip(encoded_heads, tokenizer.encode_documents(wholes), strict=True):
-            ids.append(np.asarray(whole.ids, TOKEN))
+            ids.append(np.asarray(whole.ids, kind))
             lengths.append(len(whole.ids))
             prompts.append(_common(head.ids[:-1], whole.ids))
     return _Examples(fingerprint, np.concatenate(ids), np.array(lengths, np.uint32), np.array(prompts, np.uint32))

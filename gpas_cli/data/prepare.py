@@ -14,7 +14,7 @@ from gpas_cli.data.rows import MixedRows, Rows, open_rows, rows_needed
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 
@@ -83,6 +83,15 @@ class ValidationText:
     def validation_bytes_per_token(self) -> float:
         """The mean of its corpora's bytes per token, by their weights."""
         return sum(one.weight * one.bytes_per_token for one in self.held_out)
+
+    def require_tokenizer(self, trained_with: str | None) -> None:
+        """Raise GpasError if a network was trained with another tokenizer than the text has. None is an unknown one."""
+        own = self.tokenizer.identity
+        if trained_with not in (None, own):
+            raise GpasError(
+                f"the network was pretrained with the tokenizer {trained_with:.12}, and this machine has {own:.12}; "
+                "restore the tokenizer and the text of the pretraining"
+            )
 
     def newly_verified(self) -> dict[str, dict[str, str]]:
         """Return split -> name -> sha256 of the shards compared with their checksums since the last call."""

@@ -21,7 +21,6 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from gpas_cli.data.encode import TOKEN
 from gpas_cli.data.shards import LENGTH, Shard, verify
 from gpas_cli.errors import DataError
 
@@ -139,7 +138,7 @@ class _ShardRows(Rows):
         self._guard = Lock()
         self._verified: set[int] = set()
         self._reported: set[int] = set()
-        self._tokens = self._readers(".bin", TOKEN)
+        self._tokens = self._readers(".bin", next((shard.kind for shard in self._shards), LENGTH))
 
     def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
         """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""

@@ -2,9 +2,11 @@
 
     <cache>/tokens/<source>-<key16>/spec.json      what the key is the digest of
                                    /made_by.json   versions, time, tokens per second and process; no part of the key
-                                   /train/00000.bin    little-endian uint16 ids of the shard's documents, end to end
+                                   /train/00000.bin    little-endian uint16 ids of the shard's documents, end to end;
+                                                       uint32 if the vocabulary has more than 65,536
                                          /00000.len    little-endian uint32 length of each document
-                                         /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
+                                         /00000.json   {documents, tokens, bytes, sha256, last, final}, written last;
+                                                       with uint32 also {id_bytes: 4}
                                    /validation/...
 
 A shard exists if and only if its .json does and the file sizes match; a run compares it with its checksum before
@@ -32,7 +34,7 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
-from gpas_cli.data.encode import TOKEN, EncodedGroup, encode_group, encode_in_workers, groups
+from gpas_cli.data.encode import EncodedGroup, Ids, encode_group, encode_in_workers, groups, id_type
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
@@ -86,12 +88,13 @@ _Progress = Callable[[Totals], None]
 @dataclass(frozen=True)
 class Shard:
     """One complete shard. `last`: the id of its last document, after which the next shard starts. `sha256`: the
-    recorded checksum of its ids and lengths."""
+    recorded checksum of its ids and lengths. `kind`: the type of its ids."""
 
     stem: Path
     totals: Totals
     last: str
     sha256: str
+    kind: np.dtype[Any]
 
     @property
     def name(self) -> str:
@@ -99,9 +102,9 @@ class Shard:
         return self.stem.name
 
     @property
-    def tokens(self) -> NDArray[np.uint16]:
+    def tokens(self) -> Ids:
         """All ids, memory-mapped."""
-        return np.memmap(self.stem.with_suffix(".bin"), TOKEN, "r")
+        return np.memmap(self.stem.with_suffix(".bin"), self.kind, "r")
 
     @property
     def lengths(self) -> NDArray[np.uint32]:
@@ -113,7 +116,7 @@ class Shard:
 class _Draft:
     """An unfinished shard, in memory: pieces of encoded groups."""
 
-    ids: list[NDArray[np.uint16]] = field(default_factory=list)
+    ids: list[Ids] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
     totals: Totals = Totals()
     last: str = ""
@@ -245,8 +248,13 @@ class TokenCache:
     def _present(self, split: str, enough: _Enough) -> tuple[list[Shard], bool]:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""
         shards: list[Shard] = []
-        totals = Totals()
+        totals, kind = Totals(), id_type(self.tokenizer.vocab)
         for shard in _shards(self.folder / split):
+            if shard.kind != kind:
+                raise DataError(
+                    f"{shard.stem}.json: ids of {shard.kind.itemsize} bytes do not belong to a vocabulary of "
+                    f"{self.tokenizer.vocab:,}; remove {self.folder / split}, and `gpas data prepare` builds it again"
+                )
             shards.append(shard)
             totals += shard.totals
             if totals.final or enough(totals):
@@ -269,14 +277,15 @@ class TokenCache:
         self, split: str, enough: _Enough, shards: list[Shard], notify: Notify, workers: int, progress: _Progress
     ) -> None:
         """Write the shards after `shards` until they are enough or a complete one already exists."""
-        totals = sum_of(shards)
+        totals, kind = sum_of(shards), id_type(self.tokenizer.vocab)
         number = len(shards)
         with closing(self._drafts(split, shards[-1].last if shards else "", workers)) as drafts:
             for draft, state in drafts:
                 progress(totals + draft.totals)
                 if state == "growing":
                     continue
-                totals += _write_shard(self._stem(split, number), draft, final=state == "final").totals
+                shard = _write_shard(self._stem(split, number), draft, kind, final=state == "final")
+                totals += shard.totals
                 number += 1
                 notify(f"tokenising {self.source.title} {split}: {totals.documents} documents, {totals.tokens} tokens")
                 if enough(totals) or read_shard(self._stem(split, number)):
@@ -320,20 +329,21 @@ def read_shard(stem: Path) -> Shard | None:
         if marker is None:
             return None
         counts = (marker["documents"], marker["tokens"], marker["bytes"])
+        kind = {size: np.dtype(f"<u{size}") for size in (2, 4)}[marker.get("id_bytes", 2)]
         words = (marker["last"], marker["sha256"])
         if not all(type(n) is int for n in counts) or not all(isinstance(word, str) for word in words):
             return None
         totals = Totals(*counts, bool(marker["final"]), marker.get("text_bytes"), marker.get("left_out") or {})
         sizes = (stem.with_suffix(".bin").stat().st_size, stem.with_suffix(".len").stat().st_size)
-        expected = (totals.tokens * TOKEN.itemsize, totals.documents * LENGTH.itemsize)
-        return Shard(stem, totals, marker["last"], marker["sha256"]) if sizes == expected else None
-    except (KeyError, FileNotFoundError, NotADirectoryError):
+        expected = (totals.tokens * kind.itemsize, totals.documents * LENGTH.itemsize)
+        return Shard(stem, totals, *words, kind) if sizes == expected else None
+    except (KeyError, TypeError, FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
+def _write_shard(stem: Path, draft: _Draft, kind: np.dtype[Any], *, final: bool) -> Shard:
     """Write ids and lengths, and then the marker that makes them a shard."""
-    ids = _joined(draft.ids, TOKEN)
+    ids = _joined(draft.ids, kind)
     lengths = _joined(draft.lengths, LENGTH)
     totals = replace(draft.totals, final=final)
     # The marker of a damaged shard must not stay valid while its files are replaced.
@@ -341,9 +351,9 @@ def _write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
     disk.write(stem.with_suffix(".bin"), ids)
     disk.write(stem.with_suffix(".len"), lengths)
     sha256 = hashlib.sha256(ids + lengths).hexdigest()
-    marker = {**vars(totals), "sha256": sha256, "last": draft.last}
-    disk.write_json(stem.with_suffix(".json"), marker)
-    return Shard(stem, totals, draft.last, sha256)
+    wide = {"id_bytes": kind.itemsize} if kind.itemsize > 2 else {}
+    disk.write_json(stem.with_suffix(".json"), {**vars(totals), "sha256": sha256, "last": draft.last, **wide})
+    return Shard(stem, totals, draft.last, sha256, kind)
 
 
 def _joined(pieces: Sequence[NDArray[Any]], kind: np.dtype[Any]) -> bytes:
@@ -447,7 +457,9 @@ def _spec(folder: Path) -> dict[str, Any] | None:
 def damaged(corpus: CachedCorpus) -> list[Path]:
     """Return the markers of the shards whose bytes differ from those that were written. Reads all of the cache."""
     markers = (marker for split in SPLITS for marker in markers_in(corpus.folder / split))
-    return [marker for marker in markers if not ((shard := read_shard(marker.with_suffix(""))) and intact(shard))]
+    kind = id_type(corpus.vocab)
+    found = {marker: read_shard(marker.with_suffix("")) for marker in markers}
+    return [marker for marker, shard in found.items() if not (shard and shard.kind == kind and intact(shard))]
 
 
 def _read(folder: Path, spec: dict[str, Any]) -> CachedCorpus:

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, SurveyUnknown
 from gpas_cli.data.files import Files
-from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
+from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token, id_bytes
 from gpas_cli.errors import DataError
 from gpas_cli.project import hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data, TextDemand
 from gpas_cli.spec.downstream import base_name, local_file
+from gpas_cli.structure import HIDDEN
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -168,12 +169,13 @@ def _sample(source: Source) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class MissingText:
-    """About what a text still adds to the disks: `tokens` of two bytes to the token cache, and `download` bytes
+    """About what a text still adds to the disks: `tokens` of `id_bytes` to the token cache, and `download` bytes
     to the hub's cache. 0 tokens: the size of the text is unknown."""
 
     name: str
     tokens: float
     download: float
+    id_bytes: int = field(default=2, metadata=HIDDEN)
 
 
 def missing_texts(wanted: Iterable[TextDemand], cache: Path, root: Path) -> list[MissingText]:
@@ -208,14 +210,15 @@ def _missing(name: str, data: Data, vocab: int, rows: int, there: int, source: S
     if not source.endless:
         whole = HUB_BYTES.get(data.path.partition("/{")[0], 0)
         text = _WHOLE_BYTES.get(data.source, _ARROW * whole) + sum(map(_text_bytes, source.paths()))
-        return MissingText(name, text / bytes_per_token(vocab), max(0.0, (1 + _ARROW) * (whole - here)))
+        missing = max(0.0, (1 + _ARROW) * (whole - here))
+        return MissingText(name, text / bytes_per_token(vocab), missing, id_bytes(vocab))
     # The lengths of C4's documents are about exponentially distributed: of 256 tokens `layout: pad` keeps 200 by this,
     # and 195 were counted. Other texts of the web are taken for C4.
     kept, pad = _C4_TEXT_BYTES / bytes_per_token(vocab), data.layout == "pad"
     kept *= 1 - math.exp(-data.length / kept) if pad else 1
     documents = max(0.0, (rows if pad else rows * data.length / kept) + data.eval_tokens / kept - there)
     download = math.ceil(documents / _C4_FILE_DOCUMENTS) * _C4_FILE_BYTES
-    return MissingText(name, kept * documents, max(0.0, download - here))
+    return MissingText(name, kept * documents, max(0.0, download - here), id_bytes(vocab))
 
 
 def _text_bytes(path: Path) -> int:

@@ -42,8 +42,14 @@ _LONG = re.compile(r"\S{1000}")
 
 
 def bytes_per_token(vocab: int) -> float:
-    """Return about how many bytes of English text a token stands for: 2 with 512 ids, 4.4 with 32,000."""
-    return max(1.0, 0.4 * (math.log2(vocab) - 4))
+    """Return about how many bytes of English text a token stands for: 2 with 512 ids, 4.4 with 32,000, 4.8 at most, as
+    larger vocabularies are for several languages."""
+    return max(1.0, 0.4 * (math.log2(min(vocab, 2**16)) - 4))
+
+
+def id_bytes(vocab: int) -> int:
+    """Return how many bytes an id of a vocabulary takes on disk."""
+    return 2 if vocab <= 2**16 else 4
 
 
 class _EncodedDocument(NamedTuple):

@@ -268,13 +268,15 @@ class TableSpec:
 @dataclass(frozen=True)
 class Scope:
     """What the settings of a file's grids may refer to, and what they have by default: recipes and resources by size,
-    and resources by kind of job. `corpora` has the nodes of the corpora in `catalogue`."""
+    and resources by kind of job. `corpora` has the nodes of the corpora in `catalogue`, `grids` the names that the file
+    may use with those in all files."""
 
     catalogue: Catalogue = field(default_factory=Catalogue)
     recipes: Mapping[str, Node] = field(default_factory=dict)
     resources: Mapping[str, Resources] = field(default_factory=dict)
     kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
     corpora: Mapping[str, Node] = field(default_factory=dict)
+    grids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -396,6 +398,7 @@ class Entry:
     resources: of the training. kind_resources: declared for other kinds of job.
     notes: the reasons of the overrides that changed this cell, and the grid's notes on it, one sentence each.
     tags: the grid's words for it, by which it is selected.
+    start: the cell that its training starts from, as it is declared.
     declared: the declaration; None for a recorded cell that no grid declares.
     """
 
@@ -409,6 +412,7 @@ class Entry:
     watch: Monitoring = field(default_factory=Monitoring)
     notes: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    start: Entry | None = field(default=None, compare=False, repr=False)
     declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -12,7 +12,7 @@ from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, START, Cell
-from gpas_cli.spec.cost import MOST_SEED
+from gpas_cli.spec.cost import MOST_SEED, Scalars
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
@@ -109,6 +109,8 @@ class Expansion:
     experiments: Experiments
     problems: list[Problem] = field(default_factory=list)
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    starts: dict[str, Entry] = field(default_factory=dict)  # the cells that others start from, by grid/name
     reported: set[tuple[str, tuple[str | int, ...], str]] = field(default_factory=set)
     made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
     # By the identities of all settings but the seed: a draft, which keeps them, and its cell.
@@ -118,6 +120,7 @@ class Expansion:
         """Return the entries of the grid `name`."""
         if name not in self.expanded:
             grid = self.experiments.grids[name]
+            self.begun.add(name)
             own = self.named(grid, self.own_cells(grid)) if grid.has_own_cells else []
             self.expanded[name] = self.with_included(grid, own)
         return self.expanded[name]
@@ -221,6 +224,12 @@ class Expansion:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
         found: list[Problem] = []
         values = plain_cell(settings)
+        if isinstance(start := values.get(START), dict) and isinstance(name := start.get("cell"), str):
+            other = self.named_cell(grid, settings, name, values.get("seed", Scalars.seed))
+            if other is None:
+                return None
+            self.starts[other.id] = other
+            values[START] = {**start, "cell": other.cell.to_mapping(), "source": other.id}
         if values.get(NETWORK, "none") != "none":
             unread = [
                 name for name in values if name in CELL_PARTS or (name == START and values[name] not in (None, "none"))
@@ -234,6 +243,29 @@ class Expansion:
             else:
                 self.report(problem)
         return cell
+
+    def named_cell(self, grid: Grid, settings: Node, name: str, seed: object) -> Entry | None:
+        """Return the cell GRID/CELL from which a cell of `grid` starts, or None after reporting why there is none.
+
+        A name without its seed is that of the cell with `seed`.
+        """
+        grids, (first, _, rest) = self.experiments.grids, name.partition("/")
+        where = grid.scope.grids.get(first, first)
+        if where not in grids:
+            fault = f"no grid '{first}'; {nearest(first, grid.scope.grids)}"
+        elif where in self.begun and where not in self.expanded:
+            fault = f"a cell of {grid.name} cannot start from one of {where}, which needs it; use two grids"
+        else:
+            found = self.grid(where)
+            own = {id(one): grids[one.declared.grid].axis_names for one in found if one.declared}
+            alike = [one for one in found if rest in (one.name, family_name(own[id(one)], one.axes))]
+            if chosen := [one for one in alike if one.name == rest or one.cell.seed == seed]:
+                return chosen[0]
+            which = f"'{rest}'{f' with seed {seed}' if alike else ''}"
+            fault = f"grid {where} has no cell {which}; {nearest(rest, [one.name for one in found])}" if found else ""
+        if fault:  # why a grid has no cells is reported where it is declared
+            self.report(located(Problem((START, "cell"), fault), settings, grid.mark))
+        return None
 
     def report_missing_recipe(self, problem: Problem, settings: Node, sizes: Collection[str]) -> None:
         """Report a size without a recipe, unless there is no such size, which is another problem."""
@@ -274,6 +306,7 @@ class Expansion:
             resources=self.resources(grid, draft.settings),
             notes=draft.notes,
             tags=draft.tags,
+            start=self.starts.get(cell.start.source) if cell.start and cell.start.cell else None,
             declared=Declared(grid.name, draft.settings, grid.scope.corpora, draft.added),
         )
         if grid.scope.kind_resources.by_kind or grid.resources.by_kind:

@@ -75,6 +75,7 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
         resources=resources,
         kind_resources=kind_resources,
         corpora={name: part.node for name, part in file.visible("corpora").items() if part.node},
+        grids=file.names("grids"),
     )
 
 

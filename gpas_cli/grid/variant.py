@@ -213,6 +213,7 @@ def _shrunk_mapping(cell: Cell, tiny: Tiny, catalogue: Catalogue) -> dict[str, A
             **values["size"],
             **_SIZE,
             "kv_heads": 1 if cell.model.size.kv_heads else None,
+            "head_dim": 16 if cell.model.size.head_dim else None,
             "vocab": _VOCABULARY + cell.objective.reserved,
         },
         # A BPE has no mask token.

@@ -79,16 +79,16 @@ class Attention(nn.Module):
         self.first_value = learned_or_fixed(wiring.first_value, size.kv_hidden)
         self.query_factor = model.query_factor
         self.heads = size.heads
-        self.head_dim = size.head_dim
+        self.head_dim = size.head_width
         bias = family.bias or family.qkv_bias
-        self.q_proj = nn.Linear(size.hidden, size.hidden, bias=bias)
+        self.q_proj = nn.Linear(size.hidden, size.q_hidden, bias=bias)
         self.k_proj = nn.Linear(size.hidden, size.kv_hidden, bias=bias)
         self.v_proj = nn.Linear(size.hidden, size.kv_hidden, bias=bias)
-        self.o_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
+        self.o_proj = nn.Linear(size.q_hidden, size.hidden, bias=family.bias)
         over = wiring.qkv_norm if wiring.qkv_norm != "none" else family.qk_norm
         normed = Norm() if over != "none" else None
-        own = size.head_dim if over == "head" else size.kv_hidden
-        width = size.head_dim if over == "head" else size.hidden
+        own = size.head_width if over == "head" else size.kv_hidden
+        width = size.head_width if over == "head" else size.q_hidden
         self.q_norm = norm_slot(normed, width, size.eps, family.norm)
         self.k_norm = norm_slot(normed, own, size.eps, family.norm)
         self.v_norm = norm_slot(normed if wiring.qkv_norm != "none" else None, own, size.eps, family.norm)
@@ -99,7 +99,7 @@ class Attention(nn.Module):
         return self.o_proj(self.averages(x, positions))  # type: ignore[no-any-return]
 
     def averages(self, x: Tensor, positions: Positions, values: Tensor | None = None) -> Tensor:
-        """Return each head's averages of the values that a token attends to, side by side, in the shape of x.
+        """Return each head's averages of the values that a token attends to, side by side: (batch, time, heads h).
 
         `values`: what is averaged, in the shape of W_v x, instead of it.
         """

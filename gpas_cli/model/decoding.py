@@ -89,7 +89,7 @@ class CachedReader:
         keys, values = self._extended(attention, k, v, places)
         longest = seen.shape[-1]
         y = F.scaled_dot_product_attention(q, keys[:, :, :longest], values[:, :, :longest], attn_mask=seen)
-        return attention.o_proj(y.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
+        return attention.o_proj(y.transpose(1, 2).reshape(*x.shape[:2], -1))  # type: ignore[no-any-return]
 
     def _extended(self, attention: Attention, k: Tensor, v: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values of `attention`, after k and v, (rows, heads, n, h), are put at their places."""

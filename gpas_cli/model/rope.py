@@ -33,7 +33,7 @@ class Rope(nn.Module):
     def _turns(self) -> Tensor:
         """Return by what angle a position turns each pair of features, in float64: (h/2,)."""
         size = self.size
-        turns = size.rope_theta ** (-torch.arange(0, size.head_dim, 2, dtype=torch.float64) / size.head_dim)
+        turns = size.rope_theta ** (-torch.arange(0, size.head_width, 2, dtype=torch.float64) / size.head_width)
         if size.rope_context == 0:
             return turns / size.rope_factor
         in_context = size.rope_context * turns / (2 * math.pi)

@@ -181,7 +181,7 @@ def compare(one: Side, other: Side) -> Comparison:
     return Comparison(
         a=one.title,
         b=other.title,
-        settings=differences(one.entry.cell.to_mapping(), other.entry.cell.to_mapping()),
+        settings=differences(one.entry.cell.settings, other.entry.cell.settings),
         stages=stages,
         code=tuple(_code(pair, (one.runs, other.runs)) for pair in versions),
         untried=tuple(untried),

@@ -172,7 +172,7 @@ def _start(network: Mapping[str, str] | None) -> str | None:
     """Return what a recorded cell says of the network that its training starts from."""
     if not network:
         return None
-    return " ".join(network[name] for name in ("hf", "revision", "path", "sha256") if network[name])
+    return " ".join(filter(None, (network.get(name) for name in ("source", "hf", "revision", "path", "sha256"))))
 
 
 def _read(reader: Callable[[], T]) -> T | None:

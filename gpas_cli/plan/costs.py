@@ -243,7 +243,7 @@ def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized:
     networks = {job.cell.network: job.cell for job in jobs if job.cell.network and not job.cell.network.path}
     absent = [one.parameters or parameters(cell) for one, cell in networks.items() if not one.folder(root).exists()]
     download = sum(text.download for text in texts) + 2 * sum(absent)  # most repositories have two bytes a weight
-    tokens = sum(2 * text.tokens for text in texts)
+    tokens = sum(text.id_bytes * text.tokens for text in texts)
     # A finetuning may keep the optimizer's state of some layers only.
     sure = sum(one for job, (one, *_) in zip(trainings, written, strict=True) if job.kind == PRETRAIN)
     found = (

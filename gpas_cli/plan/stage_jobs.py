@@ -85,7 +85,7 @@ class StageJob:
 
 
 def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
-    """Return key -> job for every stage of the entries, with teachers, parents first."""
+    """Return key -> job for every stage of the entries, with what they start from, parents first."""
     entries = list(entries)
     named = {entry.cell.stages[0].key: entry for entry in reversed(entries)}
     jobs: dict[str, StageJob] = {}
@@ -111,7 +111,8 @@ def _chain(entry: Entry, cell: Cell, named: Mapping[str, Entry]) -> Iterator[Sta
     teacher = cell.teacher()
     if teacher is not None:
         # A teacher that the grid does not declare is named after its student.
-        own = named.get(teacher.stages[0].key) or replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={})
+        alone = replace(entry, cell=teacher, name=f"{entry.name}.teacher", axes={}, start=None)
+        own = named.get(teacher.stages[0].key) or entry.start or alone
         yield from _chain(own, teacher, named)
     for stage in cell.stages:
         yield _job(stage, entry, cell)

@@ -52,7 +52,7 @@ def facts(entry: Entry) -> dict[str, Label]:
         "family": _name_in(FAMILIES, model.family),
         "size": NO_MATCH if cell.start else _name_in(SIZES, size),
         "shape": f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
-        + "".join(f"x{own}" for own in (size.decoder_layers, size.kv_heads) if own),
+        + "".join(f"x{own}" for own in (size.decoder_layers, size.kv_heads, size.head_dim) if own),
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),

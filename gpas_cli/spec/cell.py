@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, Problem
 from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.objective import CAUSAL
-from gpas_cli.spec.section import Network, Section
+from gpas_cli.spec.section import Input, Network, Section
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 _KEY_VERSION = "gpas-cell-1"
@@ -41,7 +43,8 @@ def _digest_of(text: str) -> str:
 # Parts that were added after keys were published: the key omits them while they have these values.
 _USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
 NETWORK = "network"  # the setting of a cell that names a network that was not trained here
-START = "start"  # the setting that names such a network for a training to start from, and the tokenizer of its text
+# The setting that names such a network, or a cell, for a training to start from, and the tokenizer of its text.
+START = "start"
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
@@ -67,6 +70,37 @@ class LaterStage:
     parameters: Section
 
 
+class Start(Protocol):
+    """The network that a training starts with: one that was not trained here, or that of a cell.
+
+    source: what messages call it. name: that in events. tokenizer: `data.tokenizer` of its text. cell: the one that
+    trains it, with its trainings alone; None of a network that was not trained here.
+    """
+
+    source: str
+    name: str
+    tokenizer: str
+    cell: Cell | None
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what identifies its weights, for keys."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as the setting `start`, as JSON-ready data."""
+
+    def problems_in(self, cell: Cell) -> Iterable[Problem]:
+        """Yield why a cell cannot start from it, as far as this is known without its files."""
+
+    def start_inputs(self, model: Model) -> Iterable[Input]:
+        """Yield what must be there for a training of `model` to start from it."""
+
+    def put_into(self, network: Any, place: Path, emit: Callable[[Any], None]) -> None:
+        """Replace the weights of an initialised network (`model.llama.Llama`), and record what they are.
+
+        place: the checkpoint of a cell, else the folder of experiments.yaml.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell(CellParts):
     """Everything that can change a result: network, text, objective, recipe, depth, dropout, precision, seed, and later
@@ -74,12 +108,12 @@ class Cell(CellParts):
 
     later: the stages after pretraining in the order in which they run, trainings first.
     network: a network that was not trained here. Then there is no training, and the other parts only stand for its
-    shape (`Network.described`). start: such a network, whose weights the training starts with.
+    shape (`Network.described`). start: the network whose weights the training starts with.
     """
 
     later: tuple[LaterStage, ...] = ()
     network: Network | None = None
-    start: Network | None = None
+    start: Start | None = None
 
     @property
     def is_external(self) -> bool:
@@ -100,7 +134,7 @@ class Cell(CellParts):
         if self.network is None:
             teacher = self.teacher()
             first = _digest_of(str(self.seed).join(self._around_seed))
-            chain.append(Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ()))
+            chain.append(Stage(STAGE_KINDS[PRETRAIN], first, (teacher.trained.key,) if teacher else ()))
         for stage in self.later:
             parents = (_last_training(chain).key,) if self.network is None else ()
             parent = "".join(parents) or _digest(identity)
@@ -121,8 +155,10 @@ class Cell(CellParts):
 
     @property
     def reads_seed(self) -> bool:
-        """Whether settings of a later stage may depend on the seed."""
-        return any(type(stage.parameters).in_cell is not Section.in_cell for stage in self.later)
+        """Whether more than pretraining's seed may depend on the seed: settings of a later stage, where it starts."""
+        return bool(self.start and self.start.cell) or any(
+            type(stage.parameters).in_cell is not Section.in_cell for stage in self.later
+        )
 
     @cached_property
     def seedless(self) -> Cell:
@@ -159,7 +195,10 @@ class Cell(CellParts):
         return replace(self, later=(*self.before(kind).later, *own) if own else ())
 
     def teacher(self) -> Cell | None:
-        """Return the cell from whose trained gates this one starts: same seed, text and recipe. None without one."""
+        """Return the cell with whose trained network this one starts, or with whose trained gates: same seed, text and
+        recipe. None without one."""
+        if self.start and self.start.cell:
+            return self.start.cell
         gate = self.model.gate
         if gate is None or not gate.from_trained:
             return None
@@ -175,6 +214,12 @@ class Cell(CellParts):
         network = {NETWORK: parse.plain(self.network)} if self.network else {}
         return {**self._without_later(), **later, **network}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The cell as it is shown: of the cell that it starts from, the name and the key in place of the settings."""
+        start = self.start if self.start and self.start.cell else None
+        return {**self.to_mapping(), **({START: {"cell": start.source, "key": start.name}} if start else {})}
+
     def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in TRAINING_PARTS}
         for name, usual in _USUAL_PARTS.items() if for_key else ():
@@ -184,7 +229,7 @@ class Cell(CellParts):
         if "depth" in plain:
             plain["depth"] = self.depth.to_mapping(for_key=for_key)
         if self.start:
-            plain[START] = self.start.identity() if for_key else parse.plain(self.start)
+            plain[START] = self.start.identity() if for_key else self.start.to_mapping()
             if for_key and self.data.tokenizer == self.start.tokenizer:  # which may lie in another place elsewhere
                 plain["data"] = {**plain["data"], "tokenizer": START}
         return {**self.model.to_mapping(for_key=for_key), **plain}

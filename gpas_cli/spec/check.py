@@ -36,8 +36,10 @@ def canonical_model(model: Model) -> Model:
         family = replace(family, context=Family().context)
     if family.bias:
         family = replace(family, qkv_bias=False)
-    if model.size.kv_heads == model.size.heads:
-        model = replace(model, size=replace(model.size, kv_heads=None))
+    size = model.size
+    kv_heads = None if size.kv_heads == size.heads else size.kv_heads
+    head_dim = None if size.q_hidden == size.hidden else size.head_dim
+    model = replace(model, size=replace(size, kv_heads=kv_heads, head_dim=head_dim))
     how = model.parametrisation.canonical(model.size.hidden, model.size.heads, model.size.layers)
     if family.encoder and 2 * (model.size.decoder_layers or 0) == model.size.layers:
         model = replace(model, size=replace(model.size, decoder_layers=None))
@@ -156,10 +158,12 @@ def check_model(model: Model) -> list[Problem]:
 
 def _check_size(model: Model) -> Iterator[Problem]:
     size = model.size
-    if size.hidden % size.heads:
-        yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
-    elif size.head_dim % 2 and model.family.positions == "rotary":
-        yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
+    if size.hidden % size.heads and not size.head_dim:
+        what = f"hidden {size.hidden} is not divisible by {size.heads} heads"
+        yield Problem(("size", "heads"), f"{what}; name the features of a head with head_dim")
+    elif size.head_width % 2 and model.family.positions == "rotary":
+        where = ("size", "head_dim" if size.head_dim else "heads")
+        yield Problem(where, f"rotary positions need an even head dimension, not {size.head_width}")
     if size.heads % (size.kv_heads or 1):
         yield Problem(("size", "kv_heads"), f"{size.heads} heads cannot share {size.kv_heads} heads of keys evenly")
     slowed = size.rope_factor > 1 and model.family.positions == "rotary"

@@ -94,7 +94,7 @@ def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
     attended = cell.objective.attended_share() * cell.data.length
     if cell.model.family.encoder:  # a token goes through one of the two stacks
         trained /= 2
-    attention = 12 * trained * attended * size.hidden
+    attention = 12 * trained * attended * size.q_hidden
     head = cell.objective.target_share() * size.vocab * size.hidden
     return 6.0 * (head + trained * _per_layer(cell)) + attention
 
@@ -128,7 +128,7 @@ def _per_layer(cell: CellParts) -> float:
     """Return the number of parameters in the matrices of a layer, the mean of all."""
     size = cell.model.size
     matrices = 3 if cell.model.family.ffn == "swiglu" else 2
-    attention = 2 * size.hidden * (size.hidden + size.kv_hidden)
+    attention = 2 * size.hidden * (size.q_hidden + size.kv_hidden)
     return _attentions(cell.model) / size.layers * attention + matrices * size.hidden * size.ffn
 
 
@@ -182,7 +182,7 @@ def _optimizer_bytes(cell: CellParts) -> int:
 def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     """Yield (role, shape, number) of the matrices and tables that `parameters` counts."""
     size = model.size
-    yield MATRIX, (size.hidden, size.hidden), 2 * _attentions(model)
+    yield MATRIX, (size.q_hidden, size.hidden), 2 * _attentions(model)
     yield MATRIX, (size.kv_hidden, size.hidden), 2 * _attentions(model)
     yield MATRIX, (size.ffn, size.hidden), (2 if model.family.ffn == "swiglu" else 1) * size.layers
     yield MATRIX, (size.hidden, size.ffn), size.layers
@@ -227,10 +227,11 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
             stream += sum(place == "skip" and part.in_norm is None for place, part in places)
     branches = sum(bool(part.branch_norm) + isinstance(part.branch, Factor) for part in parts)
     normed = 3 if parts[0].qkv_norm != "none" else 2 * (model.family.qk_norm != "none")
-    products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
-    products += (5 if wide == narrow else 7) * crossing
-    hidden = wide * stream + narrow * products + len(parts) * dropout
-    return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
+    products = inputs + branches + (1 if wide == narrow else 3) * crossing
+    in_heads = 4 + normed + isinstance(parts[0].value, Factor) + 4 * crossing
+    hidden, size = wide * stream + narrow * products + len(parts) * dropout, model.size
+    heads = narrow * in_heads * size.q_hidden + 4 * (len(parts) - 1) * size.heads
+    return hidden * size.hidden + heads + 2 * narrow * size.ffn
 
 
 def _update_bytes(

@@ -178,7 +178,8 @@ class Size:
     decoder_layers: how many of the `layers` a decoder beside an encoder has, by default half of them.
 
     kv_heads: heads of keys and values, each for heads / kv_heads heads of queries in a row (grouped-query attention,
-    Ainslie et al. 2023); by default as many as `heads`. rope_factor: by how much rotary positions are slowed down: all
+    Ainslie et al. 2023); by default as many as `heads`. head_dim: the features of a head, by default hidden / heads
+    (Qwen3 has others). rope_factor: by how much rotary positions are slowed down: all
     of them (Chen et al. 2023), or, with rope_context, the context before, those that turn less than `rope_low` times in
     it, none of those that turn more than `rope_high` times, and the others in between (Llama 3.1).
     """
@@ -187,24 +188,31 @@ class Size:
     ffn: int = setting(low=1, high=262_144)
     heads: int = setting(low=1, high=1024)
     layers: int = setting(low=1, high=1024)
-    vocab: int = setting(32_000, low=8, high=65_536)
+    vocab: int = setting(32_000, low=8, high=10_000_000)
     eps: float = setting(1e-6, above=0, high=0.1)
     rope_theta: float = setting(10_000.0, above=0)
     decoder_layers: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)
     kv_heads: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)
+    head_dim: int | None = setting(None, low=1, high=65_536, omit_default_from_key=True)
     rope_factor: float = setting(1.0, low=1, high=1024, omit_default_from_key=True)
     rope_context: int = setting(0, low=0, high=1_048_576, omit_default_from_key=True)
     rope_low: float = setting(1.0, above=0, omit_default_from_key=True)
     rope_high: float = setting(4.0, above=0, omit_default_from_key=True)
 
     @property
-    def kv_hidden(self) -> int:
-        """The features of keys, and of values, in all their heads."""
-        return self.head_dim * (self.kv_heads or self.heads)
+    def head_width(self) -> int:
+        """The features of a head."""
+        return self.head_dim or self.hidden // self.heads
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    def q_hidden(self) -> int:
+        """The features of queries, and of what attention returns, in all heads."""
+        return self.head_width * self.heads
+
+    @property
+    def kv_hidden(self) -> int:
+        """The features of keys, and of values, in all their heads."""
+        return self.head_width * (self.kv_heads or self.heads)
 
 
 def _size(hidden: int, ffn: int, heads: int, layers: int, vocab: int = 32_000, eps: float = 1e-6) -> Size:

@@ -51,9 +51,9 @@ class Parametrisation:
     (Tensor Programs V, Table 8) for Adam, over the width. `completep`: that, and the depth as in Dey et al. 2025
     (Table 1). At the base's width and depth each of them is the standard parametrisation, and has its key.
 
-    base_hidden, base_layers: the width and the depth of the network on which rates were tuned; its `ffn` over `hidden`
-    is the same. base_heads: its heads; 0: as many as make them as wide as here. alpha: branches are multiplied by
-    (layers / base_layers)^-alpha; 1 is CompleteP, 0.5 depth-muP (Yang et al. 2023).
+    base_hidden, base_layers: the width and the depth of the network on which rates were tuned; its `ffn` and the
+    features of all heads over `hidden` are the same. base_heads: its heads; 0: as many as make them as wide as here.
+    alpha: branches are multiplied by (layers / base_layers)^-alpha; 1 is CompleteP, 0.5 depth-muP (Yang et al. 2023).
     """
 
     kind: str = setting(_STANDARD, choices=(_STANDARD, _MUP, _COMPLETEP))
@@ -102,11 +102,11 @@ class Parametrisation:
             found = replace(found, kind=_MUP if found.base_hidden else _STANDARD, base_layers=0, alpha=1.0)
         if found.width(hidden) == 1 and not found.base_layers:
             return Parametrisation()
-        same_head = found.base_heads * (hidden // heads) == found.base_hidden
+        same_head = found.base_heads * hidden == found.base_hidden * heads
         return replace(found, base_heads=0) if same_head else found
 
     def problems(self, hidden: int, heads: int, layers: int) -> Iterator[Problem]:
-        """Yield what is wrong with the settings for a network of this shape, whose width its heads divide."""
+        """Yield what is wrong with the settings for a network of this shape."""
         if self.kind == _STANDARD:
             for name in ("base_hidden", "base_heads", "base_layers"):
                 if getattr(self, name):
@@ -129,16 +129,15 @@ class Parametrisation:
             yield Problem((name,), "has no effect with parametrisation: mup; write kind: completep")
 
     def _head_problems(self, hidden: int, heads: int) -> Iterator[Problem]:
-        head, base = hidden // heads, self.base_hidden
+        each, base = hidden // math.gcd(hidden, heads), self.base_hidden
         if self.base_heads and base % self.base_heads:
             nearest = min((n for n in range(1, base + 1) if base % n == 0), key=lambda n: abs(n - self.base_heads))
             yield Problem(("base_heads",), f"{self.base_heads} does not divide base_hidden {base}; nearest: {nearest}")
-        elif not self.base_heads and base % head:
-            nearest = max(1, round(base / head)) * head
+        elif not self.base_heads and base % each:
+            nearest = max(1, round(base / each)) * each
             yield Problem(
                 ("base_hidden",),
-                f"{base} is not a multiple of the {head} features of a head here; nearest: {nearest}, or write "
-                "base_heads",
+                f"{base} is not a multiple of the {each} features for a head; nearest: {nearest}, or write base_heads",
             )
         elif base == hidden and self.base_heads not in (0, heads):
             yield Problem(

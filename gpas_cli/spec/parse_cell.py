@@ -9,7 +9,7 @@ from typing import Any
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.extension import missing
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START, Cell, LaterStage
+from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START, Cell, LaterStage, Start
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
 from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
@@ -54,7 +54,8 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
-    network, start = (_parse_network(name, values, catalogue, problems) for name in (NETWORK, START))
+    network = _parse_network(NETWORK, values, catalogue, problems)
+    start = _parse_network(START, values, catalogue, problems)
     if len(problems) > before:
         return None
     if network:
@@ -97,20 +98,33 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     cell = replace(cell, later=tuple(_in_cell(stage, cell, catalogue, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
+    problems.extend(start.problems_in(cell) if start else ())
     return cell if len(problems) == before else None
 
 
-def _parse_network(
-    name: str, values: Mapping[str, Any], catalogue: Catalogue, problems: list[Problem]
-) -> Network | None:
+def _parse_network(name: str, values: Mapping[str, Any], catalogue: Catalogue, problems: list[Problem]) -> Any:
     """Return the network that the setting `name` names, None without one."""
-    if values.get(name) in (None, "none"):
+    value = values.get(name)
+    if value in (None, "none"):
         return None
     if reason := missing(name):
         problems.append(Problem((name,), reason))
         return None
-    found: Network | None = _section(part(name), name, values[name], catalogue.networks, problems)
-    return found
+    if name == START and isinstance(value, Mapping) and "cell" in value:
+        return _parse_start(value, catalogue, problems)
+    return _section(part(name), name, value, catalogue.networks, problems)
+
+
+def _parse_start(value: Mapping[str, Any], catalogue: Catalogue, problems: list[Problem]) -> Start | None:
+    """Return the cell that a training starts from, whose settings `grid.expand` has looked up."""
+    found = [Problem((name,), f"unknown key '{name}'") for name in value if name not in ("cell", "source")]
+    own: list[Problem] = []
+    if isinstance(value["cell"], Mapping):
+        cell = parse_cell(value["cell"], own, catalogue)
+    else:
+        own.append(Problem((), f"{value['cell']!r} is not GRID/CELL"))
+    problems.extend(problem.under(START) for problem in [*found, *(one.under("cell") for one in own)])
+    return None if found or own else part("cell")(cell, value.get("source", "a cell"))
 
 
 def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:
@@ -204,7 +218,7 @@ def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     init = _parse_init(values.get("init", {}), norm, family, width, problems)
     if not size or not norm or not embed or not init or not family or not how or len(problems) > before:
         return None
-    if not size.hidden % size.heads:
+    if size.head_dim or not size.hidden % size.heads:
         problems.extend(found.under("parametrisation") for found in how.problems(size.hidden, size.heads, size.layers))
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
     whole = Model(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import CellParts
-from gpas_cli.spec.model import Model
 from gpas_cli.spec.run import Resources
 
 
@@ -122,9 +121,3 @@ class Network(Protocol):
 
     def open(self, stage: Any) -> Any:
         """Return the network of a StageContext as `evaluate.foreign.Opened`, and record what it is."""
-
-    def start_inputs(self, model: Model) -> Iterable[Input]:
-        """Yield what must be there for a training of `model` to start from it."""
-
-    def put_into(self, network: Any, root: Path, emit: Callable[[Any], None]) -> None:
-        """Replace the weights of an initialised network (`model.llama.Llama`), and record what they are."""

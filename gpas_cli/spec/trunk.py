@@ -40,7 +40,7 @@ def unshared(cell: Cell) -> str:
     if not cell.depth.is_full:
         return f"depth: {cell.depth.kind} has stages that depend on the length"
     if cell.teacher():
-        return "its gates come from another training"
+        return "it starts from another training"
     return ""
 
 

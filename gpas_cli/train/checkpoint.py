@@ -365,12 +365,24 @@ def load(
 
 def load_gates(path: Path, network: Llama) -> None:
     """Copy the gates of another cell's checkpoint into `network`'s. Raises DamagedCheckpoint if one is missing."""
-    manifest = _verified(path, ALONE)
     ours = {name: t for name, t in network.state_dict().items() if name.endswith(".alpha")}
-    theirs = {name for name in manifest.tensors if name.startswith(_NETWORK) and name.endswith(".alpha")}
-    if theirs != {_NETWORK + name for name in ours}:
+    if {name for name in load_common(path, ours) if name.endswith(".alpha")} != ours.keys():
         raise DamagedCheckpoint(f"{path} does not hold the gates of this network")
-    read(path, manifest, {_NETWORK + name: tensor for name, tensor in ours.items()})
+
+
+def load_common(path: Path, wanted: Mapping[str, Tensor]) -> set[str]:
+    """Fill those of the tensors, by name, that the network of a checkpoint has. Return the names of all that it has.
+
+    Raises DamagedCheckpoint, also if a tensor has another shape.
+    """
+    manifest = _verified(path, ALONE)
+    theirs = {name.removeprefix(_NETWORK) for name in manifest.tensors if name.startswith(_NETWORK)}
+    common = {_NETWORK + name: tensor for name, tensor in wanted.items() if name in theirs}
+    for name, tensor in common.items():
+        if manifest.tensors[name]["shape"] != list(tensor.shape):
+            raise DamagedCheckpoint(f"{path}: {name} is {manifest.tensors[name]['shape']}, not {list(tensor.shape)}")
+    read(path, manifest, common)
+    return theirs
 
 
 def _network_tensors(network: Llama) -> dict[str, Tensor]:

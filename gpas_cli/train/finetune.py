@@ -51,7 +51,7 @@ def finetune(
         emit(Phase("tokenising", message))
 
     text = prepare_validation(cell.data, cell.model.size.vocab, paths.cache, root=paths.root, notify=notify)
-    _require_tokenizer(text, tokenizer)
+    text.require_tokenizer(tokenizer)
     data = prepare_instructions(spec, text.tokenizer, paths.cache, root=paths.root, notify=notify)
     recipe = recipe_of(cell, len(data.train))
     _require_updates_after_warmup(spec, recipe)
@@ -102,15 +102,6 @@ def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> No
         checkpoint.load(pretrained, base.trained.key, whole, None, world)
         network.load_state_dict(whole.state_dict())
     freeze_gates(network)
-
-
-def _require_tokenizer(text: ValidationText, trained_with: str | None) -> None:
-    own = text.tokenizer.identity
-    if trained_with not in (None, own):
-        raise GpasError(
-            f"the network was pretrained with the tokenizer {trained_with:.12}, and this machine has {own:.12}; "
-            "restore the tokenizer and the text of the pretraining"
-        )
 
 
 def _require_updates_after_warmup(spec: Finetune, recipe: Cell) -> None:

@@ -388,17 +388,21 @@ class _Training:
         return self.inputs.evaluator.metrics(self._evaluate()) | self._costs()
 
 
-def train(cell: Cell, paths: RunPaths, emit: Emit, how: Execution, teacher: Path | None = None) -> Outcome:
+def train(
+    cell: Cell, paths: RunPaths, emit: Emit, how: Execution, teacher: Path | None = None, tokenizer: str | None = None
+) -> Outcome:
     """Pretrain `cell`, resuming from the newest intact checkpoint. Collective: every process calls it.
 
-    `teacher`: the checkpoint whose gates the network starts from. Only the first process's `emit` is used. Raises
-    DataError if the text is unavailable, DamagedCheckpoint if the teacher's gates are, and GpasError as `run_training`
-    does, or if the batch cannot be split evenly.
+    `teacher`: the checkpoint whose network this one starts from, or whose gates (`Cell.teacher`), and `tokenizer` what
+    it was trained with. Only the first process's `emit` is used. Raises DataError if the text is unavailable,
+    DamagedCheckpoint if the teacher is, and GpasError as `run_training` does, if the batch cannot be split evenly, or
+    for another tokenizer.
     """
     emit = emit if how.world.leads else silent
     require_even_split(cell, how.world)
     emit(Phase("tokenising"))
     corpus = prepare_text(cell, paths.cache, paths.root, notify=lambda message: emit(Phase("tokenising", message)))
+    corpus.require_tokenizer(tokenizer)
     reader = reader_of(cell, corpus.tokenizer)
     tokens = cell.optim.batch * cell.data.length if cell.data.batches == "tokens" else 0
     batches = Batches(corpus.train, cell.optim.batch, cell.seed, reader, tokens)
@@ -412,8 +416,8 @@ def train(cell: Cell, paths: RunPaths, emit: Emit, how: Execution, teacher: Path
 
     def start(network: Llama) -> None:
         if cell.start:
-            cell.start.put_into(network, paths.root, emit)
-        if teacher is not None:
+            cell.start.put_into(network, teacher if teacher and cell.start.cell else paths.root, emit)
+        if teacher and not (cell.start and cell.start.cell):
             load_gates(teacher, network)
 
     inputs = TrainingInputs(

@@ -17,16 +17,19 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
+import wide_tokenizer
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import disk, encode, shards
 from gpas_cli.data.corpora import Document
 from gpas_cli.data.files import Files
+from gpas_cli.data.rows import open_rows
 from gpas_cli.data.shards import TokenCache, Totals, read_shard
-from gpas_cli.data.tokenizer import make_tokenizer
+from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
 from gpas_cli.errors import DataError
 
 Make = Callable[..., TokenCache]
+WIDE = Tokenizer(wide_tokenizer.backend(), wide_tokenizer.VOCAB, origin="test")
 
 
 def everything(totals: Totals) -> bool:
@@ -71,6 +74,57 @@ def test_files_are_little_endian_and_named_by_their_spec(make_cache: Make):
     assert marker["documents"] == len(lengths) // 4 == 10
     assert int.from_bytes(raw[:2], "little") == cache.ensure("train", everything, print)[0].tokens[0]
     assert str(cache.cache) not in json.dumps(spec)
+
+
+@pytest.mark.parametrize("vocab", [2**16, 2**16 + 1, wide_tokenizer.VOCAB])
+def test_ids_take_four_bytes_where_two_do_not_hold_the_vocabulary(make_cache: Make, vocab: int):
+    """The tokenizer of the last one has ids above 65,536."""
+    made = make_cache()
+    backend = wide_tokenizer.backend() if vocab == wide_tokenizer.VOCAB else made.tokenizer.backend
+    cache = build(replace(made, tokenizer=Tokenizer(backend, vocab, origin="test")))
+    size = 2 if vocab == 2**16 else 4
+    for split in ("train", "validation"):
+        found = cache.ensure(split, everything, print)
+        ids = [i for shard in found for i in shard.tokens.tolist()]
+        assert ids == [i for d in cache.source.documents(split) for i in [*cache.tokenizer.encode(d.text), 1]]
+        rows = open_rows(found, "pack", 8, pad_id=0)
+        assert rows.tokens(np.arange(2)).tolist() == [ids[:9], ids[8:17]]
+        assert {shard.tokens.dtype for shard in found} == {np.dtype(f"<u{size}")}
+        assert isinstance(found[0].tokens, np.memmap)
+    stem = cache.folder / "train" / "00000"
+    marker = json.loads(stem.with_suffix(".json").read_text())
+    assert stem.with_suffix(".bin").stat().st_size == size * marker["tokens"]
+    assert marker.get("id_bytes") == (4 if size == 4 else None)
+
+
+def test_several_processes_write_ids_of_four_bytes(make_cache: Make):
+    one, two = (replace(make_cache(folder=name), tokenizer=WIDE) for name in ("one", "two"))
+    two.ensure("train", everything, print, workers=2)
+    assert content(build(two).folder) == content(build(one).folder)
+
+
+def test_ids_of_another_width_are_refused(make_cache: Make):
+    """As in a folder into which somebody has copied the shards of another one."""
+    narrow, wide = build(make_cache()), build(replace(make_cache(), tokenizer=WIDE))
+    for file in (narrow.folder / "train").glob("00000.*"):
+        (wide.folder / "train" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(DataError, match=r"00000\.json: ids of 2 bytes do not belong to a vocabulary of 70,000; remove"):
+        wide.ensure("train", everything, print)
+    with pytest.raises(DataError, match="ids of 2 bytes"):
+        wide.built("train", everything)
+    bad = {cache.vocab: shards.damaged(cache) for cache in shards.list_caches(wide.cache)}
+    assert bad == {320: [], 70_000: [wide.folder / "train" / "00000.json"]}
+
+
+@pytest.mark.parametrize("said", [8, "4", None, [], 2.5])
+def test_a_width_that_cannot_be_is_a_damaged_shard(make_cache: Make, said: object):
+    cache = build(replace(make_cache(), tokenizer=WIDE))
+    path = cache.folder / "train" / "00001.json"
+    whole = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(whole), "id_bytes": said}))
+    assert read_shard(path.with_suffix("")) is None
+    assert build(cache).folder
+    assert path.read_bytes() == whole
 
 
 def test_the_key_covers_everything_that_determines_the_bytes(make_cache: Make, tokenizer):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import CPU, Room, needs_harness, needs_transformers
+from exporting import CPU, SIZE, Room, needs_harness, needs_transformers
 from local_documents import write
 from torch import nn
 
@@ -39,9 +39,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
     return Room(tmp_path_factory.mktemp("generation"))
 
 
-@pytest.fixture(scope="module")
-def ours(room: Room) -> tuple[Scorer, Tokenizer]:
-    network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas"))
+@pytest.fixture(scope="module", params=[{}, {"head_dim": 12, "kv_heads": 1}], ids=["usual heads", "wider heads"])
+def ours(room: Room, request: pytest.FixtureRequest) -> tuple[Scorer, Tokenizer]:
+    network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas", size={**SIZE, **request.param}))
     return Scorer(network.double(), CPU, max_length=64), tokenizer
 
 

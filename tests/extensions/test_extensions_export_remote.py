@@ -4,7 +4,7 @@ from textwrap import indent
 from typing import Any
 
 import pytest
-from exporting import Room, needs_transformers, run_alone
+from exporting import SIZE, Room, needs_transformers, run_alone
 
 pytestmark = [needs_transformers, pytest.mark.long]
 
@@ -14,6 +14,7 @@ CELLS: dict[str, dict[str, object]] = {
     "deepnorm": {"norm": "deepnorm", "gate": {"share": "sublayer", "activation": "alpha / (1 + abs(alpha))"}},
     "b2t": {"norm": "b2t"},
     "plain": {"norm": "lns", "gate": "gpas"},
+    "heads": {"norm": "peri", "embed": "rmsnorm", "size": {**SIZE, "head_dim": 12, "kv_heads": 1}},
 }
 LOAD = """
 import json, logging, sys, warnings

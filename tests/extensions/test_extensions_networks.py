@@ -19,7 +19,7 @@ from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.events import Evaluation, Event, Phase, Warned
 from gpas_cli.extensions.export.files import llama_files, write_folder
 from gpas_cli.extensions.networks.network import PinnedNetwork, digests, pin_of, shape_in
-from gpas_cli.extensions.networks.start import absence
+from gpas_cli.extensions.networks.start import _shapes, absence, shape_of
 from gpas_cli.extensions.networks.start_weights import put_into
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.origin.provenance import _start
@@ -199,6 +199,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "linear": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": False,
                          "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
                {"rope_factor": 4}, {}),
+    "wide": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 70_000},
+             {"kv_heads": 4, "vocab": 70_000}, {"tied": True, "qkv_bias": True}),
+    "qwen3-heads": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+                    {"kv_heads": 2, "head_dim": 16}, {"qk_norm": "head", "tied": True}),
+    "llama-heads": ("Llama", {"num_key_value_heads": 4, "head_dim": 6, "tie_word_embeddings": False},
+                    {"kv_heads": 4, "head_dim": 6}, {}),
+    "qwen2-heads": ("Qwen2", {"num_key_value_heads": 8, "head_dim": 12, "tie_word_embeddings": False},
+                    {"head_dim": 12}, {"qkv_bias": True}),
 }  # fmt: skip
 
 
@@ -207,7 +215,7 @@ def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
     import transformers
 
     name, more, _, _ = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **more)
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **more})
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
     with torch.no_grad():
@@ -234,8 +242,9 @@ IDS = torch.randint(512, (2, 200), generator=torch.Generator().manual_seed(1))
 
 
 def difference(ours: Any, theirs: Any) -> float:
+    ids = IDS * (theirs.config.vocab_size // 512)
     with torch.no_grad():
-        a, b = (getattr(out, "logits", out) for out in (ours(IDS), theirs(IDS)))
+        a, b = (getattr(out, "logits", out) for out in (ours(ids), theirs(ids)))
     return float((a - b).abs().max() / b.abs().max())
 
 
@@ -314,7 +323,7 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
     [
         ({"model_type": "gpt_neox"}, "its model_type is gpt_neox; a training starts from llama, qwen2, qwen3, mistral"),
         ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
-        ({"head_dim": 32}, "its heads have another width than hidden / heads"),
+        ({"head_dim": 32}, "has head_dim 32, not None; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
             "its rotary positions are scaled by yarn; valid: linear, ",
@@ -324,6 +333,8 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
         ({"num_key_value_heads": 4}, "has kv_heads 4, not 2; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
         ({"model_type": "qwen2"}, "has qkv_bias True, not False; write size: "),
         ({"rms_norm_eps": 1e-5}, "has eps 1e-05, not 1e-06"),
+        ({"rms_norm_eps": 1.00001e-6}, "has eps 1.00001e-06, not 1e-06"),
+        ({"rope_theta": 10001.0}, "has rope_theta 10001.0, not 10000.0"),
         ({"intermediate_size": None}, "has ffn None, not 160"),
         ({"hidden_size": DELETED}, "its config.json has no 'hidden_size'"),
     ],
@@ -333,6 +344,59 @@ def test_networks_of_another_kind_or_shape_are_refused(
 ) -> None:
     other = changed_config(small, tmp_path / "other", **change)
     assert reason in absence((other, parse_model({"size": {**SIZE, "kv_heads": 2}})), tmp_path, tmp_path)
+
+
+def test_numbers_that_were_float32_are_equal(small: PinnedNetwork, tmp_path: Path) -> None:
+    """As in a configuration that was converted from GGUF."""
+    for kept, size in {9.999999974752427e-07: 1e-6, 9.999999747378752e-06: 1e-5}.items():
+        other = changed_config(small, tmp_path / str(kept), rms_norm_eps=kept)
+        assert absence((other, parse_model({"size": {**SIZE, "kv_heads": 2, "eps": size}})), tmp_path, tmp_path) == ""
+
+
+# What the repositories have: the values of a config.json that are read, and the number of parameters.
+REAL: dict[str, tuple[dict[str, Any], int]] = {
+    "Qwen/Qwen3-0.6B": (
+        {"model_type": "qwen3", "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072, "rms_norm_eps": 1e-6,
+         "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rope_scaling": None,
+         "rope_theta": 1000000, "tie_word_embeddings": True, "vocab_size": 151936, "attention_bias": False,
+         "sliding_window": None, "use_sliding_window": False, "hidden_act": "silu"},
+        596_049_920,
+    ),
+    "Qwen/Qwen2.5-0.5B": (
+        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "rms_norm_eps": 1e-6,
+         "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rope_theta": 1000000.0,
+         "tie_word_embeddings": True, "vocab_size": 151936, "sliding_window": 32768, "use_sliding_window": False,
+         "hidden_act": "silu", "max_window_layers": 24, "use_mrope": False},
+        494_032_768,
+    ),
+    "meta-llama/Llama-3.2-1B": (
+        {"model_type": "llama", "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
+         "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 500000.0,
+         "tie_word_embeddings": True, "vocab_size": 128256, "attention_bias": False, "mlp_bias": False,
+         "hidden_act": "silu",
+         "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                          "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
+        1_235_814_400,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_networks_have_their_number_of_parameters(name: str) -> None:
+    config, number = REAL[name]
+    size, family = shape_of(config)
+    model = parse_model({"size": size, "family": {"like": "llama", **family}})
+    assert model.size.head_dim == (128 if "Qwen3" in name else None)
+    with torch.device("meta"):
+        network = Llama(model)
+    assert sum(parameter.numel() for parameter in network.parameters()) == number
+    found = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+    assert dict(_shapes(model)).items() <= found.items()
+    text = {"source": "stdlib", "tokenizer": "start", "layout": "pack", "length": 64}
+    cell = cell_from(
+        {"size": size, "family": {"like": "llama", **family}, "data": text, "optim": OPTIM, "start": plain(HUB)}
+    )
+    assert parameters(cell) == pytest.approx(number, rel=1e-3)
 
 
 def test_tensors_that_do_not_fit_are_named_with_their_sizes(small: PinnedNetwork, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def cell(**size: int) -> Cell:
     return cell_from({"size": shape, "data": TEXT, "gate": "gpas", "optim": optim})
 
 
-@pytest.mark.parametrize("size", [{}, {"kv_heads": 2}])
+@pytest.mark.parametrize("size", [{}, {"kv_heads": 2}, {"kv_heads": 2, "head_dim": 24}])
 def test_the_parts_have_all_flops_of_an_update(size: dict[str, int]) -> None:
     parts = least(cell(**size), 100)
     assert set(parts) == set(KINDS)

@@ -294,7 +294,7 @@ def test_parameter_counts_are_the_references(size: str) -> None:
 def test_parameter_counts_of_schemes(scheme: str) -> None:
     shape = SIZES["9m"]
     vectors = {"sandwich": 2, "peri": 2, "layerscale": 2, "rezero": -2, "skipinit": -2, "hybridnorm": -1}
-    numbers = {"rezero": 1, "skipinit": 2, "scalars": 4, "hybridnorm": 3 * shape.head_dim}
+    numbers = {"rezero": 1, "skipinit": 2, "scalars": 4, "hybridnorm": 3 * shape.head_width}
     more = vectors.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
     more += numbers.get(scheme, 0) * shape.layers
     assert count(size="9m", norm=scheme) == COUNTS["9m"] + more

@@ -111,6 +111,18 @@ def test_logits_queries_and_branches() -> None:
     assert torch.equal(attention.projected(x, None)[0], standard.projected(x, None)[0] * attention.query_factor)
 
 
+@pytest.mark.parametrize(("base_heads", "factor"), [(0, 1), (2, 1), (1, 2**0.5), (4, 2**-0.5)])
+def test_heads_of_another_width_scale_with_the_network(base_heads: int, factor: float) -> None:
+    """A base of hidden 16 has, as 64 and 8 heads of 12, 24 features in all its heads."""
+    how = {"like": "mup", "base_hidden": 16, "base_heads": base_heads}
+    network = build(parse_model({"size": {**size(4, 2), "heads": 8, "head_dim": 12}, "parametrisation": how}))
+    attention = network.model.layers[0].self_attn
+    assert attention.query_factor == pytest.approx(factor)
+    assert (*attention.q_proj.weight.shape, *attention.o_proj.weight.shape) == (96, 64, 64, 96)
+    for matrix in (attention.q_proj, attention.o_proj):
+        assert matrix.weight.std().item() == pytest.approx(network.spec.init.std / 2, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("scheme", "skip", "branch"),
     [("deepnorm", (2 * BASE_LAYERS) ** 0.25, 1 / 8), ("scaled-branches", 1.0, 1 / 8 / (2 * BASE_LAYERS) ** 0.5)],

@@ -333,6 +333,15 @@ def test_as_many_checkpoints_stay_as_are_predicted(tmp_path: Path, updates: int)
     assert cadence.checkpoints(updates) == (len(newest_first([tmp_path])), most)
 
 
+def test_tokens_of_a_large_vocabulary_take_four_bytes(project: Project) -> None:
+    found = {}
+    for vocab in (2**16, 2**16 + 1, 10 * 2**16):  # so that a token stands for as many bytes
+        cell = entry(size={**SIZE, "vocab": vocab}, data={"source": "stdlib", "tokenizer": "bpe"})
+        (tokens,) = (use for use in added(project, cell).uses if use.what == "tokens")
+        found[vocab] = tokens.bytes
+    assert list(found.values()) == [found[2**16] * factor for factor in (1, 2, 2)]
+
+
 def test_a_trained_toy_has_what_its_plan_said(trained: Toy, tmp_path: Path) -> None:
     elsewhere = {"GPAS_RUNS_DIR": str(tmp_path / "runs"), "GPAS_CACHE": str(tmp_path / "cache")}
     before, here = (Project.find(trained.folder / "experiments.yaml", environ) for environ in (elsewhere, {}))

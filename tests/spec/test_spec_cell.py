@@ -129,7 +129,21 @@ def test_every_problem_is_reported_at_once() -> None:
             "0.15 of 6 and 6 layers is 0 Post-LN layers",
         ),
         ({"size": {"like": "quickstart", "heads": 5}}, "not divisible"),
-        ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
+        (
+            {"size": {"like": "quickstart", "heads": 32}},
+            "size.heads: rotary positions need an even head dimension, not 1",
+        ),
+        (
+            {"size": {"like": "quickstart", "heads": 5}},
+            "32 is not divisible by 5 heads; name the features of a head with",
+        ),
+        (
+            {"size": {"like": "quickstart", "head_dim": 9}},
+            "size.head_dim: rotary positions need an even head dimension",
+        ),
+        ({"size": {"like": "quickstart", "head_dim": 0}}, "size.head_dim: 0 is too small"),
+        ({"size": {"like": "quickstart", "head_dim": "wide"}}, "size.head_dim: 'wide' is not a whole number"),
+        ({"size": {"like": "quickstart", "vocab": 10_000_001}}, "size.vocab: 10000001 is too large"),
         ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),
         ({"optim": {**RECIPE, "lr": float("nan")}}, "not a finite number"),
         ({"optim": {**RECIPE, "stop": 601}}, "601 is after the last of the 600 steps"),

@@ -1,5 +1,6 @@
 """Masked language models and translation: what the loss counts, what tokens see, resuming, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from safetensors.numpy import load_file
 from test_train_run import final_tensors, go
 from together import run
 from torch import Tensor
+from wide_tokenizer import VOCAB, write
 
 from gpas_cli.checkpoints import newest_first, path_of, step_of
 from gpas_cli.data.loader import IGNORED, Batch
+from gpas_cli.data.prepare import cached
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
+from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train.assemble import load_trained
@@ -155,20 +159,30 @@ def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
     return cell_from({**fixed, "objective": "mlm", "gate": "gpas", **values})
 
 
-@pytest.mark.parametrize(("layout", "objective", "scored_as"), [("pack", "mlm", "masked"), ("pad", UL2, "denoising")])
-def test_resumed_bits_are_equal(paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str) -> None:
+@pytest.mark.parametrize("wide", [False, True], ids=["two bytes", "four bytes"])
+@pytest.mark.parametrize(
+    ("layout", "objective", "metric"), [("pack", "mlm", "masked_"), ("pad", UL2, "denoising_"), ("pack", "causal", "")]
+)
+def test_resumed_bits_are_equal(
+    paths: RunPaths, tmp_path: Path, layout: str, objective: Any, metric: str, wide: bool
+) -> None:
     what = cell(layout, objective=objective)
+    if wide:
+        data = replace(what.data, tokenizer=str(write(tmp_path)))
+        what = cell(layout, objective=objective, size={**SIZE, "vocab": VOCAB}, data=plain(data))
     straight, events = go(paths, tmp_path / "straight", what, cadence=CADENCE)
     go(paths, tmp_path / "first", what, 7)
     resumed, rest = go(paths, tmp_path / "second", what, earlier=[tmp_path / "first"], cadence=CADENCE)
     assert straight.outcome == resumed.outcome == "done"
     ours, theirs = final_tensors(tmp_path / "straight"), final_tensors(tmp_path / "second")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    names = (f"{scored_as}_loss", f"{scored_as}_perplexity", "train_tokens")
+    names = (f"{metric}loss", f"{metric}perplexity", "train_tokens")
     assert [straight.metrics[name] for name in names] == [resumed.metrics[name] for name in names]
     losses = {event["step"]: event["loss"] for event in events.of("step")}
     assert all(event["loss"] == losses[event["step"]] for event in rest.of("step"))
     assert losses[STEPS] < losses[1] - 0.5
+    (shards,) = cached(what.data, what.text_vocab, paths.cache, root=paths.root, rows=1) or ()
+    assert {shard.kind.itemsize for shard in shards["train"]} == {4 if wide else 2}
 
 
 def test_a_masked_network_reports_masked_numbers_only(paths: RunPaths, tmp_path: Path) -> None:

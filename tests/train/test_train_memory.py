@@ -86,11 +86,12 @@ def saved_bytes(network: Llama, rows: DeviceRows, precision: Precision, smallest
     return found
 
 
+@pytest.mark.parametrize("heads", [{}, {"head_dim": 40}], ids=["usual heads", "wider heads"])
 @pytest.mark.parametrize("scheme", ["pre", "sandwich"])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
-def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) -> None:
-    size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
-    model = parse_model({"size": size, "norm": scheme})
+def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str, heads: dict[str, int]) -> None:
+    size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300, **heads}
+    model = parse_model({"size": size, "norm": scheme, "family": {"qk_norm": "head"} if heads else "llama"})
     precision = Precision(name, CPU)
     network = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32)
     rows = DeviceRows.of(np.zeros((2, 48), np.int64), np.ones((2, 48), np.int64), CPU)

@@ -16,6 +16,7 @@ from stage_runs import events, run, warnings
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Evaluation, Layers, Phase, Step
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.spec.trunk import trunk
 from gpas_cli.store.rundir import AttemptDir
@@ -110,3 +111,24 @@ def test_a_trunk_of_another_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t00.txt").write_text("another text\n")
     with pytest.raises(GpasError, match="was trained on another text"):
         run(cell, branch)
+
+
+def test_a_training_starts_from_the_network_of_a_cell(tmp_path: Path) -> None:
+    before = lasting(8)
+    start = {"start": {"cell": before.to_mapping(), "source": "g/before"}}
+    settings = {name: value for name, value in before.to_mapping().items() if name != "init"}
+    cell = cell_from({**settings, **start, "norm": "scalars"})
+    assert cell.stages[0].parents == (before.key,)
+    with pytest.raises(GpasError, match=f"the training {before.key}, which this stage builds on, is not done"):
+        run(cell, attempt(tmp_path, cell))
+    first, whole = trained(tmp_path, before), trained(tmp_path, cell)
+    (same,) = (event.loss for event in events(first, Evaluation) if event.step == 8)
+    assert [event.loss == same for event in events(whole, Evaluation)] == [True, False, False]
+    again = tmp_path / "again"
+    trained(again, before)
+    assert run(cell, attempt(again, cell), stop_after(4)).outcome == "interrupted"
+    assert weights(trained(again, cell), 8) == weights(whole, 8)
+    last = attempt(again, cell)
+    (again / "t00.txt").write_text("another text\n" * 99)
+    with pytest.raises(GpasError, match="was pretrained with the tokenizer"):
+        run(cell, last)

@@ -116,7 +116,7 @@ def _site(entry: Entry, stage: Stage) -> dict[str, str]:
 
 def _settings(cell: Cell) -> dict[str, Any]:
     """Return the cell as plain data, without the standard deviations that its initialisation does not read."""
-    found = cell.to_mapping()
+    found = cell.settings
     if cell.network:
         later = {stage.kind.name for stage in cell.later}
         return {name: value for name, value in found.items() if name == NETWORK or name in later}

@@ -189,7 +189,7 @@ def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         "model_type": kind.lower(),
         "intermediate_size": size.ffn,
         "num_key_value_heads": size.kv_heads or size.heads,
-        "head_dim": size.head_dim,
+        "head_dim": size.head_width,
         "hidden_act": "silu",
         "rms_norm_eps": size.eps,
         "rope_theta": size.rope_theta,

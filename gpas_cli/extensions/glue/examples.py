@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
+from gpas_cli.data.encode import Ids, id_type
 from gpas_cli.data.files import check_file, opened_parquet, text_of
 from gpas_cli.data.hub import download
 from gpas_cli.data.loader import IGNORED, Batch
@@ -43,7 +43,7 @@ class _Example(NamedTuple):
 class LabelledRows:
     """Tokenised examples. fingerprint: a digest of tokens and labels. cut: how many are longer than a row."""
 
-    ids: Sequence[NDArray[np.uint16]]
+    ids: Sequence[Ids]
     labels: Sequence[int]
     pad_id: int
     fingerprint: str
@@ -119,11 +119,11 @@ def _encoded(examples: Sequence[_Example], length: int, tokenizer: Tokenizer) ->
         fitted = _fitted([part.ids[:-1] for part in parts], length - 1 - len(parts))
         cut += sum(map(len, fitted)) < sum(len(part.ids) - 1 for part in parts)
         ends = ((*part, tokenizer.eos_id) for part in fitted)
-        ids.append(np.array([tokenizer.eos_id, *chain.from_iterable(ends)], np.uint16))
+        ids.append(np.array([tokenizer.eos_id, *chain.from_iterable(ends)], id_type(tokenizer.vocab)))
     labels = [one.label for one in examples]
     content = hashlib.sha256(disk.digest(labels).encode())
     for own in ids:
-        content.update(hashlib.sha256(own.astype("<u2").tobytes()).digest())
+        content.update(hashlib.sha256(own.tobytes()).digest())
     return LabelledRows(ids, labels, tokenizer.pad_id, content.hexdigest(), cut)
 
 

@@ -3,7 +3,8 @@
 network               how experiments.yaml declares one: a folder or a repository of the hub, pinned, and its shape
 opening               finds its files, and loads it with transformers
 transformers_network  the loaded network, called as one of ours
-start                 whether a training can start from its weights, with other norms, gates or factors
+trained_cell          the network of a cell, to start another training from
+start                 whether a training can start from the weights of either, with other norms, gates or factors
 start_weights         puts them into the network that is trained
 answers               questions that an encoder answers with spans of a passage
 scoring               the scores of a network that no grid names, for `gpas evaluate`
@@ -19,6 +20,7 @@ EXTENSION = Extension(
     parts={
         "network": f"{_PLACE}.network:PinnedNetwork",
         "start": f"{_PLACE}.network:PinnedNetwork",
+        "cell": f"{_PLACE}.trained_cell:TrainedCell",
         "squad": f"{_PLACE}.answers:answers_scorer",
         "transformers": f"{_PLACE}.opening:check",
     },

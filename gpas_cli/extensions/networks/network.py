@@ -22,8 +22,9 @@ from gpas_cli.errors import Problem
 from gpas_cli.events import Emit
 from gpas_cli.files import parse_json
 from gpas_cli.project import hub_cache
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.parse import setting
+from gpas_cli.spec.parse import plain, setting
 from gpas_cli.spec.section import Input
 from gpas_cli.words import abbreviated
 
@@ -44,7 +45,7 @@ _SHAPE_NAMES = {
 }
 # What earlier versions recorded of every network, and what it was of those in folders and on the hub.
 _RETIRED = {"made": "", "seed": 42, "updates": 600, "heads": 0}
-_LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
+_LARGEST_FFN = 262_144  # of a `Size`
 
 
 def _fault(pattern: re.Pattern[str], what: str) -> Any:
@@ -121,6 +122,10 @@ class PinnedNetwork:
         return pin if self.dtype == "stored" else f"{pin} {self.dtype}"
 
     @property
+    def cell(self) -> None:
+        """No cell trained it."""
+
+    @property
     def tokenizer(self) -> str:
         """The path of its tokenizer.json."""
         return str(self.folder(Path()) / "tokenizer.json")
@@ -151,14 +156,22 @@ class PinnedNetwork:
         """Return the loaded network, and record what it is."""
         return resolve_name("gpas_cli.extensions.networks.opening:open_network")(self, stage)  # which imports torch
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return its settings."""
+        return dict(plain(self))
+
+    def problems_in(self, cell: Cell) -> tuple[Problem, ...]:
+        """Return nothing: `start.absence` finds what is wrong in its files."""
+        return ()
+
     def start_inputs(self, model: Model) -> Iterator[Input]:
         """Yield its files, for a training of `model` to start from it."""
         yield Input((self, model), "gpas_cli.extensions.networks.start:absence")
 
-    def put_into(self, network: Any, root: Path, emit: Emit) -> None:
+    def put_into(self, network: Any, place: Path, emit: Emit) -> None:
         """Replace the weights of an initialised network by its own."""
         resolve_name("gpas_cli.extensions.networks.start_weights:put_into")(
-            self, network, root, emit
+            self, network, place, emit
         )  # which imports torch
 
     def with_shape(self, root: Path) -> PinnedNetwork:
@@ -173,7 +186,7 @@ class PinnedNetwork:
         """Return the parts of a cell that stand for the network in estimates of the cost: a plain network of its shape,
         by default that of 1B."""
         hidden, layers, ffn = self.hidden or 2048, self.layers or 24, self.ffn
-        vocab = min(max(8, self.vocab or 32_000), _LARGEST_VOCAB)
+        vocab = max(8, self.vocab or 32_000)
         if self.parameters:  # which other kinds of attention and feed-forward networks have, too
             matrices = (self.parameters - (2 - self.tied) * vocab * hidden) / layers
             ffn = min(max(1, round((matrices / hidden - 4 * hidden) / 3)), _LARGEST_FFN)

@@ -9,6 +9,7 @@ scalars, 1/sqrt(2L). Elsewhere, as with the new norms of Sandwich-LN, it starts 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from gpas_cli.extensions.networks.network import PinnedNetwork, shapes, unusable
 from gpas_cli.files import parse_json
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Family, Model, Size
-from gpas_cli.spec.norm import Factor, Norm, Wiring
+from gpas_cli.spec.norm import FACTORS, Factor, Norm, Wiring
 from gpas_cli.words import listed
 
 _KINDS = ("llama", "qwen2", "qwen3", "mistral")
@@ -42,20 +43,44 @@ def absence(asked: tuple[PinnedNetwork, Model], cache: Path, root: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"its config.json has no {error}" if isinstance(error, KeyError) else error
         return f"start: {network.source}: {reason}"
-    if differing := [*_differing(model.size, Size(**size)), *_differing(model.family, Family(**family))]:
+    if differing := _differing(model, Size(**size), Family(**family)):
         size = {"name": Path(network.source).name, **size}
         written = f"size: {_written(size)} and family: {_written({'like': 'llama', **family})}"
-        return f"start: {network.source} has {listed(differing, 9)}; write {written}"
+        return f"start: {network.source} has {differing}; write {written}"
     wanted = dict(_shapes(model))
     if others := [
         f"{name} is {found.get(name)}, not {shape}" for name, shape in wanted.items() if found.get(name) != shape
     ]:
         return f"start: {network.source}: its config.json does not describe its weights: {listed(others)}"
-    parts = [part for layer in _layers(model) for part in layer.parts]
-    if not all(part.in_norm for part in parts):
-        return f"start: norm: {model.scheme} has no norm before each sub-layer, as {network.source} has"
-    if any(norm and norm.init != 1 for part in parts for norm in part.norms):
-        return f"start: the weights of {network.source} replace the first values by which norm: {model.scheme} differs"
+    reason = _without_place(model, network.source)
+    return f"start: {reason}" if reason else ""
+
+
+def unfit(model: Model, before: Model, source: str) -> str:
+    """Return why a training of a model cannot start from the network of the cell `source`, "" if it can."""
+    if differing := _differing(model, before.size, before.family):
+        return f"{source} has {differing}"
+    if before.gate and before.gate != model.gate:
+        return f"{source} has a gate, which this training must have too"
+    if same_but_gates(model, before):
+        return ""
+    learned = any(isinstance(getattr(part, name), Factor) for part in _parts(before) for name in FACTORS)
+    if reason := f"{before.norm.title} has learned factors" if learned else changed(replace(before, gate=None)):
+        return f"{source} can start a training with its own norms, factors and embedding only: {reason}"
+    return _without_place(model, source)
+
+
+def same_but_gates(model: Model, before: Model) -> bool:
+    """Return whether two networks differ at most in their gates, and in how they are initialised."""
+    return replace(before, gate=model.gate, init=model.init) == model
+
+
+def _without_place(model: Model, source: str) -> str:
+    """Return why the norms of a network of the kind have no place in a model, "" if they have."""
+    if not all(part.in_norm for part in _parts(model)):
+        return f"norm: {model.scheme} has no norm before each sub-layer, as {source} has"
+    if any(norm and norm.init != 1 for part in _parts(model) for norm in part.norms):
+        return f"the weights of {source} replace the first values by which norm: {model.scheme} differs"
     return ""
 
 
@@ -72,7 +97,6 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     window = config.get("use_sliding_window", kind == "mistral") and config.get("sliding_window")
     faults = {
         f"its hidden_act is {config.get('hidden_act')}, not silu": config.get("hidden_act") != "silu",
-        "its heads have another width than hidden / heads": config.get("head_dim") not in (None, hidden // heads),
         f"its rotary positions are scaled by {way}; valid: {', '.join(_ROPE)}": way not in ("default", *_ROPE),
         "not all of its projections have biases": biased and (kind != "llama" or not config.get("mlp_bias")),
         f"its tokens attend only to the last {window}": bool(window),
@@ -86,6 +110,8 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     size |= {"rope_theta": float(theta)} if theta and theta != Size.rope_theta else {}
     kept = config.get("num_key_value_heads") or heads
     size |= {"kv_heads": kept} if kept != heads else {}
+    wide = config.get("head_dim") or hidden // heads
+    size |= {"head_dim": wide} if wide * heads != hidden else {}
     if way in _ROPE:
         own = ("rope_factor", "rope_context", "rope_low", "rope_high")
         size |= {name: rope[spelling] for name, spelling in zip(own, ("factor", *_ROPE[way]), strict=False)}
@@ -94,9 +120,17 @@ def shape_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return size, family | ({"qk_norm": "head"} if kind == "qwen3" else {})
 
 
-def _differing(ours: Size | Family, theirs: Size | Family) -> list[str]:
-    pairs = ((own.name, getattr(theirs, own.name), getattr(ours, own.name)) for own in fields(ours))
-    return [f"{name} {found}, not {wanted}" for name, found, wanted in pairs if found != wanted]
+def _differing(model: Model, size: Size, family: Family) -> str:
+    """Return in what the size and family of a network differ from those of a model."""
+    both = ((model.size, size), (model.family, family))
+    pairs = ((one.name, getattr(own, one.name), getattr(other, one.name)) for own, other in both for one in fields(own))
+    return listed([f"{name} {found}, not {wanted}" for name, wanted, found in pairs if not _equal(found, wanted)], 9)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal. The numbers of a config.json may be those of float32."""
+    number = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other, rel_tol=1e-6) if number else bool(one == other)
 
 
 def _written(settings: Mapping[str, Any]) -> str:
@@ -109,33 +143,38 @@ def _shapes(model: Model) -> Iterator[tuple[str, list[int]]]:
     size = model.size
     yield _TABLE, [size.vocab, size.hidden]
     yield "model.norm.weight", [size.hidden]
-    attention = dict.fromkeys("qo", size.hidden) | dict.fromkeys("kv", size.kv_hidden)
+    attention = {"q": size.q_hidden} | dict.fromkeys("kv", size.kv_hidden)
     for layer in range(size.layers):
         place = f"model.layers.{layer}"
         for name, width in attention.items():
             yield f"{place}.self_attn.{name}_proj.weight", [width, size.hidden]
+        yield f"{place}.self_attn.o_proj.weight", [size.hidden, size.q_hidden]
         yield from ((f"{place}.mlp.{name}_proj.weight", [size.ffn, size.hidden]) for name in ("gate", "up"))
         yield from ((f"{place}.{name}_layernorm.weight", [size.hidden]) for name in ("input", "post_attention"))
         yield f"{place}.mlp.down_proj.weight", [size.hidden, size.ffn]
 
 
-def _layers(model: Model) -> list[Wiring]:
-    return [model.wiring(layer) for layer in range(1, model.size.layers + 1)]
+def _parts(model: Model) -> list[Wiring]:
+    return [part for layer in range(model.size.layers) for part in model.wiring(layer + 1).parts]
 
 
 def changed(model: Model) -> str:
     """Return why a training of a model starts with another function than the network's, "" if with the same."""
-    for number, layer in enumerate(_layers(model), 1):
-        for part in layer.parts:
-            usual = replace(
-                part, in_norm=part.in_norm and Norm(), skip=_first(part.skip), branch=1, home="sum", ffn=None
-            )
-            if usual != Wiring(in_norm=Norm(), branch=1, home="sum") or not _first(part.branch):
-                return f"layer {number} of {model.norm.title} is not x + f(N(x)) at first"
+    if model.family.encoder:
+        return "it has an encoder and a decoder"
+    for number, part in enumerate(_parts(model)):
+        usual = replace(part, in_norm=part.in_norm and Norm(), skip=_first(part.skip), branch=1, home="sum", ffn=None)
+        if usual != Wiring(in_norm=Norm(), branch=1, home="sum") or not _first(part.branch):
+            return f"layer {number // 2 + 1} of {model.norm.title} is not x + f(N(x)) at first"
     if norms := [stage for stage in model.embed.stages if stage not in ("scale", "detach")]:
         return f"embed has {norms[0]}"
     if "scale" in model.embed.stages and model.family.tied:
         return "embed scales the table, which is the head, too"
+    return opened(model)
+
+
+def opened(model: Model) -> str:
+    """Return that gates change the function at first, "" if they do not."""
     gate = model.gate
     first = {activation(gate.activation).value(alpha) for alpha in gate.starts(model.size.layers)} if gate else {0.0}
     return "" if first == {0.0} else "gates begin with act(alpha) other than 0"

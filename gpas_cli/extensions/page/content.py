@@ -209,7 +209,7 @@ def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dic
         attempts.append({"stage": kind, **_present(row, _FACTS), **gone, "environment": row["environment"] or {}})
     return {
         "stages": stages,
-        "settings": flat(entry.cell.to_mapping()),
+        "settings": flat(entry.cell.settings),
         "notes": [*entry.notes, *(f"tag: {tag}" for tag in entry.tags)],
         "metrics": dict(state.metrics),
         "attempts": attempts,

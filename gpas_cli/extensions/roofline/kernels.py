@@ -120,8 +120,8 @@ def least(cell: Cell, tokens: int) -> dict[str, list[Part]]:
     precision = Precision(cell.precision, choose_device())
     half, weight = precision.matmul(precision.weights).itemsize, precision.weights.itemsize
     stream = 2 if cell.precision in ("bf16_stream", "pure_bf16") else weight
-    wide, ffn, layers = tokens * size.hidden, tokens * size.ffn, size.layers
-    swiglu = cell.model.family.ffn == "swiglu"
+    wide, in_heads, ffn = (tokens * features for features in (size.hidden, size.q_hidden, size.ffn))
+    layers, swiglu = size.layers, cell.model.family.ffn == "swiglu"
 
     def linear(inputs: int, outputs: int) -> Part:
         """y = x W^T, dx and dW: each reads two of the three and writes the other; dW is in the dtype of weights."""
@@ -130,9 +130,9 @@ def least(cell: Cell, tokens: int) -> dict[str, list[Part]]:
 
     hidden = size.hidden
     inner = [*(1 + swiglu) * [linear(hidden, size.ffn)], linear(size.ffn, hidden)]
-    layer = [*2 * [linear(hidden, hidden)], *2 * [linear(hidden, size.kv_hidden)], *inner]
+    layer = [*2 * [linear(hidden, size.q_hidden)], *2 * [linear(hidden, size.kv_hidden)], *inner]
     # Forward: q, k, v, o. Backward: these, the gradient of o, and those of q, k and v.
-    attention = Part(6.0 * wide * cell.data.length, 12 * half * wide)
+    attention = Part(6.0 * in_heads * cell.data.length, 12 * half * in_heads)
     # Forward: reads the stream and the branch, writes their sum and the normalised. Backward: the same in reverse,
     # and reads the stream once more.
     norm = Part(0.0, wide * (5 * stream + 4 * half))
@@ -148,7 +148,7 @@ def least(cell: Cell, tokens: int) -> dict[str, list[Part]]:
         # Weight, gradient and two moments are read, all but the gradient are written; the norm reads the gradient.
         "optimizer": [Part(0.0, 8 * weight * (parameters(cell)))],
         # q and k are rotated, and their gradients; the rows of the table are read, and their gradients added.
-        REST: [*layers * [Part(0.0, 8 * half * wide)], Part(0.0, (3 * weight + 2 * stream) * wide)],
+        REST: [*layers * [Part(0.0, 8 * half * in_heads)], Part(0.0, (3 * weight + 2 * stream) * wide)],
     }
 
 

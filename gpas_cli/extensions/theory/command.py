@@ -345,7 +345,7 @@ def _theory_of(cell: Specification) -> Theory:
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
     here = project()
-    teacher = cell.teacher()
+    teacher = cell.teacher() if cell.model.gate and cell.model.gate.from_trained else None
     # The one with the most updates first, then those that the cell's gates are copied from.
     keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
     checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]

@@ -107,7 +107,7 @@ def depth_bound(network: Llama, tokens: Tensor) -> DepthBound | None:
         x, middle = (seen[part.residual.in_norm].mean().sqrt().item() for part in pair)
         attention = attention_numbers(pair[0].module, model.size, tokens.shape[1])
         ffn = feed_forward_numbers(pair[1].module, model)
-        d, d_head, root = attention.d, model.size.head_dim, math.sqrt(attention.length)
+        d, d_head, root = attention.d, model.size.head_width, math.sqrt(attention.length)
         depth = layer if lns else 1
         outer = 2 * d * attention.heads * (root + 2 + 1 / root) * attention.sigma_o * attention.sigma_v
         scores, scale = d * math.sqrt(d_head), attention.sigma_q * attention.sigma_k

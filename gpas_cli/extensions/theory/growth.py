@@ -120,7 +120,7 @@ def _mean_square(x: Tensor) -> Tensor:
 def _network_of_the_proof(cell: Cell) -> Llama:
     """Return a float64 network of the cell's shape as in definition F.5, with one head."""
     family = replace(cell.model.family, norm="layernorm", ffn="relu", bias=False)
-    size = replace(cell.model.size, heads=1)
+    size = replace(cell.model.size, heads=1, head_dim=None)
     model = Model(
         size=size, scheme="pre", norm=Pre(), gate=None, embed=cell.model.embed, init=cell.model.init, family=family
     )
@@ -172,7 +172,8 @@ def coordinates(
     cell's. Raises InvalidExperiments if the recipe has no such parametrisation.
     """
     size = cell.model.size
-    width = max(_LEAST_WIDTH // size.head_dim, 1) * size.head_dim
+    each = size.hidden // math.gcd(size.hidden, size.heads)
+    width = max(_LEAST_WIDTH // each, 1) * each
     mup = {"kind": "mup", "base_hidden": width}
     complete = {"kind": "completep", "base_hidden": width, "base_layers": _LAYERS}
     sample = own_text(cell, cache, root) or random_text(cell)
@@ -207,7 +208,7 @@ def _at(cell: Cell, hidden: int, layers: int, how: dict[str, Any]) -> Cell:
     """Return the cell's pretraining with another width, depth and parametrisation."""
     size = cell.model.size
     shape = {
-        "hidden": hidden, "layers": layers, "heads": hidden // size.head_dim,
+        "hidden": hidden, "layers": layers, "heads": hidden * size.heads // size.hidden,
         "ffn": max(1, round(size.ffn * hidden / size.hidden)),
     }  # fmt: skip
     values = replace(cell, later=()).to_mapping()

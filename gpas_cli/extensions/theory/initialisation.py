@@ -268,8 +268,9 @@ def _check_attention(cell: Cell) -> None:
         )
     if cell.model.family.qk_norm != "none" or cell.model.wiring(cell.model.size.layers).qkv_norm != "none":
         raise GpasError("the bound of attention is for queries and keys without norms, which this network has")
-    if cell.model.size.kv_heads:
-        raise GpasError("the bound of attention is for as many heads of keys as of queries; size.kv_heads changes that")
+    for name in ("kv_heads", "head_dim"):
+        if getattr(cell.model.size, name):
+            raise GpasError(f"the bound of attention is for heads of d / h features; size.{name} changes that")
     _check_norm(cell)
     if cell.model.shares_values:
         raise GpasError(f"the bounds are for one residual stream; norm: {cell.model.scheme} also passes on values")

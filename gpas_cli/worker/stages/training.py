@@ -82,9 +82,10 @@ def execution(stage: StageContext) -> Execution:
 def run_pretraining(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     teacher = stage.cell.teacher()
-    gates = last_checkpoint(stage.runs, teacher.trained.key) if teacher else None
+    before = last_checkpoint(stage.runs, teacher.trained.key) if teacher else None
+    tokenizer = text_of(before).tokenizer if before else None
     with all_recipients(stage) as emit:
-        return train(stage.cell, run_paths(stage), emit, execution(stage), gates)
+        return train(stage.cell, run_paths(stage), emit, execution(stage), before, tokenizer)
 
 
 def run_finetuning(stage: StageContext) -> Outcome:
