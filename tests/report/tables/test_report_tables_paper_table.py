@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from named_papers import SOURCES, by_paper, numbers, printed
-from report_cells import DIFFERING, entry, quickstart, result, spec, valued
+from report_cases import quickstart
+from report_cells import DIFFERING, entry, result, spec, valued
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import UnknownCell
@@ -395,8 +396,8 @@ def test_a_run_of_another_length_size_or_recipe_has_a_note(declared: Declared, s
 
 def four_methods() -> Table:
     """Pre-LN and LNS, with and without GPAS, at 71m; Pre-LN without it at 130m too."""
-    entries, results, states = quickstart()
-    return build([*entries, entry("pre", "none", 1, "130m")], states, results, spec())
+    known = quickstart()
+    return build([*known.entries, entry("pre", "none", 1, "130m")], known.states, known.results, spec())
 
 
 def find(words: str) -> Place:

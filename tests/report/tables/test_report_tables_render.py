@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cells import entry, quickstart, result, spec, valued
+from report_cases import quickstart
+from report_cells import entry, result, spec, valued
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
@@ -31,8 +32,10 @@ NORMS = ("pre", "sandwich", "deepnorm")
 
 @pytest.fixture
 def table() -> Table:
-    entries, results, states = quickstart()
-    return build(entries, states, results, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    known = quickstart()
+    return build(
+        known.entries, known.states, known.results, spec(title="Demo", published={"gpas": "table2_perplexity"})
+    )
 
 
 # The table above in each format; numbers in full have nine digits here.
@@ -255,9 +258,9 @@ def test_nonfinite_and_missing_numbers_in_json() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_table_gives_the_same_text(form: str, table: Table) -> None:
-    entries, results, states = quickstart()
-    shuffled = dict(reversed(results.items()))
-    again = build(entries, states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    known = quickstart()
+    shuffled = dict(reversed(known.results.items()))
+    again = build(known.entries, known.states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
     assert render(again, form) == render(table, form)
 
 
