@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+from cases import cases
 from face import EXPERIMENTS, Face, Said
 
 from gpas_cli.errors import Exit
@@ -320,18 +321,7 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     assert [seed["own"] is not None for seed in untuned["seeds"]] == [True, False]  # a trial at the declared rate
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["small", "--factors", "1,x"], "--factors: write two or more numbers above 0, such as 0.5,1,2; not '1,x'"),
-        (["small", "--factors", "2"], "--factors: write two or more"),
-        (["small", "--setting", "optim.schedule"], "optim.schedule is cosine; only a number above 0 can be tuned"),
-        (["small", "--setting", "optim.weight_decay"], "optim.weight_decay is 0.0; only a number above 0"),
-        (["small", "--setting", "seed"], "seed is an axis of small"),
-        (["shares"], "shares/pre-s1 is included from small; tune small instead"),
-        (["smal"], "no grid 'smal' in experiments.yaml; did you mean 'small'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_what_cannot_be_tuned_is_refused(face: Face, words: list[str], expected: str) -> None:
     assert expected in face("run", "tuned", *words, *LOCAL, expect=Exit.USAGE).err
 

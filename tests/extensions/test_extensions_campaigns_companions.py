@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import cases
 from grids import HEAD
 
 from gpas_cli.errors import InvalidExperiments
@@ -116,20 +117,7 @@ def test_additions_are_merged_and_the_file_stays_readable(config: Path) -> None:
     assert names(load(config), "fixed") == ["none", "gpas", "s43"]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("version: 1\nseeds: {varid: {pre: [3]}}",
-         "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'"),
-        ("version: 1\nseeds: {varied: {pree: [3]}}",
-         "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'"),
-        ("version: 1\nseeds: {varied: {pre: [x]}}", "seeds.yaml:2:24: seeds.varied.pre: 'x' is not a seed"),
-        ("version: 1\nseeds: {varied: {pre: 3}}", "seeds.yaml:2:23: seeds.varied.pre: '3' is not a list"),
-        ("seeds: {varied: {pre: [3]}}", "version: write version: 1"),
-        ("version: 2\nseeds: {}", "seeds.yaml:1:10: version: write version: 1"),
-        ("version: 1\nseed: {}", "unknown key 'seed'"),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_bad_files_name_the_place(config: Path, text: str, complaint: str) -> None:
     seeds_path(config).write_text(text)
     assert any(complaint in line for line in complaints(config)), complaints(config)
@@ -173,16 +161,7 @@ def test_what_was_tuned_before_stays(config: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("tuned: {varid: {pre: {optim.lr: 1}}}", "tuned.yaml:2:9: tuned.varid: no grid 'varid'; did you mean 'varied'"),
-        ("tuned: {varied: {per: {optim.lr: 1}}}", "has no cell 'per'; did you mean 'pre'"),
-        ("tuned: {varied: {pre: {optim.rate: 1}}}", "tuned.yaml:2:24: optim.rate: unknown key 'rate'"),
-        ("tuned: {varied: {pre: 3}}", "tuned.yaml:2:23: tuned.varied.pre: '3' is not a mapping"),
-        ("tuned: {varied: {pre: {optim.lr: -1}}}", "tuned.yaml:2:34: optim.lr: -1.0 is too small"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_mistakes_in_the_file_are_reported_with_their_places(config: Path, text: str, expected: str) -> None:
     tuned_path(config).write_text(f"version: 1\n{text}\n")
     with pytest.raises(InvalidExperiments) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from grids import read, whole
 from named_papers import PACKS, SOURCES, published, tables
 from report_cases import recorded_cells
@@ -160,14 +161,7 @@ def test_selection() -> None:
     assert [(claim.name, claim.toy) for claim in one] == [("gate-signs", False), ("gate-signs", True)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"names": ["gate-sings"]}, "no claim 'gate-sings'; did you mean 'gate-signs'?"),
-        ({"grids": ["quikstart"]}, "no grid 'quikstart'; did you mean 'quickstart'?"),
-        ({"sources": ["gpsa"]}, "no source 'gpsa'; did you mean 'gpas'?"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_an_unknown_name_gets_the_nearest(words: dict[str, list[str]], message: str) -> None:
     with pytest.raises(GpasError) as error:
         select_claims(EXPERIMENTS, **words)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from attempts import attempt_at
+from cases import cases
 from face import Face, end, tiny
 
 from gpas_cli.events import Layers, Outcome, Started
@@ -94,42 +95,8 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
     assert project("figure", "--what", "gate", "--json").json["missing"] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
-        (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
-        (
-            ("--what", "importance"),
-            "Rise of the loss without the layer, g: no such curve has been recorded; recorded: loss, lr,",
-        ),
-        (("--what", "gate", "--layers", "1,99"), "--layers 99: the cells have the layers 1 to 3"),
-        (("--what", "grad_norm", "--at", "999"), "no curve reaches update 999; the cells train for 40 updates"),
-        (("--against", "gate=nope"), "--against gate=nope: no cell has gate 'nope'; did you mean 'none'?"),
-        (("--against", "gat=none"), "--against gat=none: no axis 'gat'; did you mean 'gate'?"),
-        (("--where", "gate=none", "--against", "gate=none"), "no recorded curve differs from one with gate none in"),
-        (("--layers", "one"), "--layers one: 'one' is not a number"),
-        (("--layers", "1"), "'loss' is not recorded by layer over updates"),
-        (("--at", "1", "--map"), "--at, --layers and --map exclude each other"),
-        (("--smooth", "1"), "1.0 is not in the range 0<=x<=0.999"),
-        (("--what", "gate", "--smooth", "0.5"), "--smooth: evaluations, and what is recorded by layer, are drawn"),
-        (("--what", "gate", "--from", "5"), "--from: gate is drawn over layers; --layers draws it over updates"),
-        (("--against", "gate"), "--against gate is not AXIS=LABEL"),
-        (("paper", "gpas-3c"), "no paper has a figure 'gpas-3c'; did you mean 'gpas-3"),
-        (("paper", "gpas-2", "--grid", "h"), "no grid 'h'"),
-        (("paper", "gpas-2", "g"), "no paper has a figure 'g'"),
-        (("paper", "gpas", "-o", "a.pdf"), "a.pdf is one file, and 8 figures are drawn: name a folder"),
-        (("--toy",), "--toy is an option of `gpas figure paper`"),
-        (("g", "--grid=g"), "--grid is an option of `gpas figure paper`"),
-        (("scaling", "g", "--layers", "1"), "--layers is an option of `gpas figure curves`"),
-        (("envelope", "g", "--every-run"), "--every-run is an option of `gpas figure curves`"),
-        (("paper", "gpas-4", "--growth"), "--growth is an option of `gpas figure curves`"),
-        (("convergence", "g", "--over", "seed"), "--over is an option of `gpas figure envelope`"),
-        (("--scaling",), "No such option: --scaling"),
-        (("paper", "spike-9", "--toy"), "no grid at quickstart size has the cells of spike-9; leave out --toy"),
-    ],
-)
-def test_mistakes(project: Face, words: tuple[str, ...], message: str) -> None:
+@cases("extensions/cases.yaml")
+def test_options_of_gpas_figure_with_a_mistake_are_refused(project: Face, words: tuple[str, ...], message: str) -> None:
     assert message in " ".join(project("figure", *words, expect=2).err.split())
 
 

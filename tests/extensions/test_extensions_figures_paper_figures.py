@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import cases
 from curve_database import stand_in
 from named_papers import PACKS
 from shipped import EXPERIMENTS, cells_of, everything
@@ -96,15 +97,6 @@ def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> Non
     assert [figure.name for figure in made if figure.problem] == ["spike-2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["gpas-3a"], ["gpas-3a"]),
-        (["gpas:3a", "GPAS-2"], ["gpas-2", "gpas-3a"]),
-        (["gpas-3"], ["gpas-3a", "gpas-3b"]),
-        (["curse"], ["curse-1", "curse-2", "curse-4", "curse-5"]),
-        (["all"], list(FIGURES)),
-    ],
-)
-def test_names(words: list[str], names: list[str]) -> None:
+@cases("extensions/cases.yaml")
+def test_names_of_figures(words: list[str], names: list[str]) -> None:
     assert [spec.name for spec in named(words, PACKS)] == names

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from cases import cases
 from finetuning import DATA, OPTIM, SIZE, pretrain, write_texts
 from pyarrow import parquet
 from recorder import stop_after
@@ -359,17 +360,8 @@ def test_a_limit_reads_the_first_examples_of_each_split(folder: Path) -> None:
     assert [len(rows) for rows in prepared(folder, "sst2", limit=2).held_out.values()] == [2]
 
 
-@pytest.mark.parametrize(
-    ("split", "changed", "message"),
-    [
-        ("validation", {"label": -1}, "validation.jsonl:1: the label is -1: it is hidden, as in GLUE's test splits"),
-        ("train", {"label": 2}, r"qnli/train.jsonl:1: the label 2 is not one of qnli: 0 \(entailment\), 1 \(not_"),
-        ("train", {"label": True}, "the label True is not one of qnli"),
-        ("train", {"label": "entailment"}, "the label 'entailment' is not one of qnli"),
-        ("train", {"sentence": None}, "the field 'sentence' is not text but null"),
-    ],
-)
-def test_a_wrong_record_is_one_message(folder: Path, split: str, changed: dict[str, Any], message: str) -> None:
+@cases("extensions/cases.yaml")
+def test_a_wrong_record_of_glue_is_one_message(folder: Path, split: str, changed: dict[str, Any], message: str) -> None:
     write(folder / "glue", "qnli", split, [QNLI[0] | changed])
     with pytest.raises(DataError, match=message):
         prepared(folder, "qnli")
@@ -422,8 +414,8 @@ def test_embedded_tasks_have_both_labels_and_one_or_two_texts(tmp_path: Path, ta
     found = prepared(tmp_path, task)
     held_out = found.held_out[task]
     assert (len(found.train), len(held_out)) == (1_000, 1_200)
-    for rows in (found.train, held_out):
-        assert 0.45 < sum(rows.labels) / len(rows) < 0.55
+    for own in (found.train, held_out):
+        assert 0.45 < sum(own.labels) / len(own) < 0.55
     assert prepared(tmp_path, task).identity == found.identity
     ends = [list(row).count(TOKENIZER.eos_id) for row in found.train.ids]
     assert set(ends) == {len(found.task.texts) + 1}

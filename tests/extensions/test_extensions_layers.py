@@ -20,7 +20,6 @@ from recorder import Recorder, stop_after
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import validation_batches
-from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.evaluate.tasks.local import import_task
@@ -446,17 +445,3 @@ def test_keys_of_cells_without_tasks_are_those_of_before() -> None:
     assert cell_of(norm="pre", gate="gpas").key == without.key
     with_tasks = cell_of(norm="pre", gate=None, importance={"tasks": ["indent"]})
     assert with_tasks.key != cell_of(norm="pre", gate=None, importance={}).key
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"limit": 5}, "importance.limit: has no effect without tasks"),
-        ({"max_length": 64}, "importance.max_length: has no effect without tasks"),
-        ({"tasks": ["wikitext"]}, "importance.tasks: wikitext has no accuracy"),
-        ({"tasks": ["bracket", "bracke"]}, "did you mean 'bracket'"),
-    ],
-)
-def test_mistakes_of_the_section(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidExperiments, match=message):
-        cell_of(norm="pre", gate=None, importance=section)

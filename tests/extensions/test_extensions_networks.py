@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from exporting import Room, needs_transformers
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +28,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.parse_cell import Catalogue, cell_from, parse_model
+from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.training import Execution, RunPaths, train
 
@@ -88,39 +89,9 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
         cell_from({"network": {**plain(HUB), **earlier, "made": "gpt2"}, **STAGE})
 
 
-@pytest.mark.parametrize(
-    ("network", "problem"),
-    [
-        (PinnedNetwork(), "needs one of hf"),
-        (replace(HUB, path="nets/mine"), "needs one of hf"),
-        (PinnedNetwork(hf="org/name"), "revision: is required"),
-        (replace(FOLDER, revision=COMMIT), "revision: has no effect on nets/mine"),
-        (replace(HUB, sha256=PIN), "sha256: has no effect on org/name"),
-    ],
-)
-def test_what_is_wrong_with_a_network_is_named(network: PinnedNetwork, problem: str) -> None:
-    assert problem in "\n".join(map(str, network.declared(Path(), None)[1]))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "needs a stage that measures it: downstream, texts, importance, quantised, layers"),
-        ({"finetune": {}, **STAGE}, "finetune: is not for networks that were not trained here"),
-        ({"importance": {}}, "importance.text: is required: the text on which the network is measured"),
-        ({"network": {"hf": "a/b", "revision": "main"}, **STAGE}, "'main' is not a commit (40 hex digits)"),
-        ({"network": "thiers", **STAGE}, "unknown network 'thiers'; did you mean 'theirs'?"),
-    ],
-)
-def test_bad_cells_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidExperiments) as error:
-        cell_from({"network": plain(FOLDER), **values}, Catalogue(networks={"theirs": HUB}))
-    assert message in str(error.value)
-
-
-def test_a_cell_that_is_trained_here_has_no_text_for_importance() -> None:
-    with pytest.raises(InvalidExperiments, match=r"importance.text: is for networks that were not trained here"):
-        cell_from({"size": "quickstart", "data": "quickstart", "optim": OPTIM, **STAGE})
+@cases("extensions/cases.yaml")
+def test_what_is_wrong_with_a_network_is_named(network: dict[str, str], problem: str) -> None:
+    assert problem in "\n".join(map(str, PinnedNetwork(**network).declared(Path(), None)[1]))
 
 
 def test_a_network_has_no_checkpoint() -> None:
@@ -309,25 +280,7 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
     return replace(network, path=str(folder), sha256=pin_of(*digests(folder)))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"model_type": "gpt_neox"}, "its model_type is gpt_neox; a training starts from llama, qwen2, qwen3, mistral"),
-        ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
-        ({"head_dim": 32}, "its heads have another width than hidden / heads"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
-            "its rotary positions are scaled by yarn; valid: linear, ",
-        ),
-        ({"attention_bias": True}, "not all of its projections have biases"),
-        ({"model_type": "mistral", "sliding_window": 32}, "its tokens attend only to the last 32"),
-        ({"num_key_value_heads": 4}, "has kv_heads 4, not 2; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
-        ({"model_type": "qwen2"}, "has qkv_bias True, not False; write size: "),
-        ({"rms_norm_eps": 1e-5}, "has eps 1e-05, not 1e-06"),
-        ({"intermediate_size": None}, "has ffn None, not 160"),
-        ({"hidden_size": DELETED}, "its config.json has no 'hidden_size'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_networks_of_another_kind_or_shape_are_refused(
     change: dict[str, Any], reason: str, small: PinnedNetwork, tmp_path: Path
 ) -> None:
@@ -405,14 +358,7 @@ def test_a_cell_survives_its_record_and_its_key_does_not_have_the_place(small: P
     assert small.sha256 in _start(cell.to_mapping()["start"])
 
 
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        ({"init": {"preset": "scaled"}}, "init: has no effect: the weights are those of"),
-        ({"start": "none"}, "data.tokenizer: start is for a training with the setting start"),
-        ({"start": "nothing"}, "start: unknown start 'nothing'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_settings_that_contradict_a_start_are_refused(
     more: dict[str, Any], problem: str, small: PinnedNetwork, room: Room
 ) -> None:

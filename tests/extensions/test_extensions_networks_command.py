@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases
 from exporting import Room, needs_transformers
 from face import Face
 from test_cli_schema import check
@@ -195,14 +196,7 @@ def test_a_task_without_data_is_named_and_the_others_are_scored(
     assert {score["task"] for score in said.json["scores"]} == {"indent"}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--tasks", "piqq"), "--tasks: unknown task 'piqq'; did you mean 'piqa'?"),
-        (("--shots", "-1"), "--shots: -1 is too small"),
-        (("--tasks", "indent", "--shots", "2"), "--shots: has no effect on indent"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_settings_are_checked_before_anything_is_loaded(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("evaluate", "nowhere", *words, expect=Exit.USAGE).err
     assert not face.runs.exists()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from attempts import make_attempt
+from cases import cases
 from face import FOUR, Face, gpas, tiny
 from saving import save
 
@@ -194,16 +195,7 @@ def test_networks_that_share_their_layers_do_not_depend_on_which_one_is_dropped(
     assert max(values) == pytest.approx(min(values))
 
 
-@pytest.mark.parametrize(
-    ("name", "norm", "psi", "gap"),
-    [
-        ("Lemma 4.3 (a)", 0.5, 0.5, -0.45),
-        ("Lemma 4.3 (b)", 0.0, 0.0, 0.0),
-        ("Lemma 4.3 (c)", 0.5, 0.5, 0.0),
-        ("Lemma G.2 (a)", 1.0, 0.0, -1.0),
-        ("Lemma G.2 (c)", 1.0, 0.95, 0.0),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_fitted_exponents_are_near_those_of_the_lemmas(name: str, norm: float, psi: float, gap: float) -> None:
     statement = next(one for one in statements() if one.name == name)
     found = laws(statement, simulate(statement.kind, statement.tau, layers=32))

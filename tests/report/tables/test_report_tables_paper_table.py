@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import cases
 from named_papers import SOURCES, by_paper, numbers, printed
 from report_cases import quickstart
 from report_cells import DIFFERING, entry, result, spec, valued
@@ -420,18 +421,7 @@ def test_labels_none_may_be_left_out() -> None:
     assert find("pre,71m").base is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("gpas,71m", "'gpas' matches 2 rows; name one of pre+gpas, lns+gpas"),
-        ("pre+gaps,71m", "no row has 'gaps'; did you mean 'gpas'?"),
-        ("pre+lns,71m", "'pre+lns' matches no row; name one of pre, pre+gpas, lns, lns+gpas"),
-        ("pre+gpas,72m", "no column '72m'; did you mean '71m'?"),
-        ("pre+gpas", "name the column after a comma: 71m, 130m"),
-        ("lns,130m", "the grid has no such cell; lns is in 71m"),
-        (",71m", "'' matches 4 rows"),
-    ],
-)
+@cases("report/cases.yaml")
 def test_an_unknown_or_ambiguous_name_gets_the_choices(words: str, message: str) -> None:
     with pytest.raises(UnknownCell) as caught:
         find(words)
