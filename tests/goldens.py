@@ -5,21 +5,28 @@
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import yaml
+from face import Face
 from filelock import FileLock
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def golden_text(name: str) -> str:
+    """Return the text of golden/NAME."""
+    return (GOLDEN / name).read_text("utf-8")
+
+
 @cache
-def cases(name: str) -> dict[str, Any]:
+def golden_cases(name: str) -> dict[str, Any]:
     """Return the cases of golden/NAME.yaml. Those that begin with a dot are parts of others."""
-    found = yaml.load((GOLDEN / f"{name}.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
+    found = yaml.load(golden_text(f"{name}.yaml"), Loader=yaml.CSafeLoader)
     return {title: case for title, case in found.items() if not title.startswith(".")}
 
 
@@ -32,10 +39,41 @@ def compare(name: str, title: str, found: str) -> None:
     """Fail unless `found` is the section of a case in golden/NAME.txt."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
-        with FileLock(Path(gettempdir()) / f"golden-{name}.lock"):
+        with FileLock(Path(gettempdir()) / f"golden-{path.stem}.lock"):
             sections = {**_sections(path), title: found.rstrip("\n")}
-            kept = [f"=== {one}\n{sections[one]}\n" for one in cases(name) if one in sections]
+            kept = [f"=== {one}\n{sections[one]}\n" for one in golden_cases(name) if one in sections]
             path.write_text("\n".join(kept), "utf-8")
     sections = _sections(path)
     assert found.rstrip("\n") == sections.get(title)
-    assert sections.keys() <= cases(name).keys(), "a section without a case"
+    assert sections.keys() <= golden_cases(name).keys(), "a section without a case"
+
+
+def compact(value: Any) -> Any:
+    """Return a document without what is empty, with six digits of its numbers; rounding errors are zero."""
+    if isinstance(value, Mapping):
+        found = {name: compact(own) for name, own in value.items()}
+        return {name: own for name, own in found.items() if own not in (None, "", [], {})}
+    if isinstance(value, list | tuple):
+        return [compact(own) for own in value]
+    if isinstance(value, float):
+        return 0.0 if abs(value) < 1e-12 else float(f"{value:.6g}")
+    return value
+
+
+def as_yaml(document: Any, flow: bool | None = True) -> str:
+    """Return a document as YAML: on one line, or with `flow` None a line for each of its parts."""
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=flow)
+
+
+WIDE = re.compile(" {2,}|─+")  # old versions of rich make columns wider
+
+
+def compare_command(name: str, title: str, face: Face, hidden: str = "$^") -> None:
+    """Run the words of a case, and compare how the command ends and what it says.
+
+    Documents are compacted, and what the pattern `hidden` matches is left out.
+    """
+    said = face(*golden_cases(name)[title], expect=None)
+    text = "".join(WIDE.sub("  ", line).rstrip() + "\n" for line in said.out.splitlines())
+    out = as_yaml(compact(said.json), flow=None) if said.out.startswith("{") else re.sub(hidden, "…", text)
+    compare(name, title, f"exit {said.code}\n{out}{said.err}")

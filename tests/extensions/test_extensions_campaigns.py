@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cases import cases
 from face import EXPERIMENTS, Face, Said
+from goldens import golden_text
 
 from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
@@ -18,22 +19,7 @@ from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-CLAIMS = """\
-claims:
-  helps:
-    statement: GPAS lowers the perplexity of Pre-LN.
-    grids: [small]
-    subject: {norm: pre, gate: gpas}
-    against: {gate: none}
-    expect: lower
-  helps-everywhere:
-    statement: GPAS lowers the perplexity of every scheme.
-    grids: [small]
-    subject: {gate: gpas}
-    against: {gate: none}
-    by: [norm]
-    expect: lower
-"""
+CLAIMS = golden_text("experiments/campaigns.yaml")
 GRIDS = EXPERIMENTS.partition("claims:")[0]
 LOCAL = ("--executor", "local", "--yes")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from grids import HEAD
+from goldens import golden_text
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds, write_tuned
@@ -13,27 +13,13 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-BASE = "    base: {size: quickstart, data: quickstart}\n"
-GRIDS = f"""\
-  varied:
-    title: Two schemes
-{BASE}    axes: {{norm: [pre, post], gate: [none, gpas], seed: [1, 2]}}
-    override: [{{where: {{norm: post}}, set: {{optim.lr: 1e-4}}, why: Post-LN diverges}}]
-    table: {{rows: [norm, gate]}}
-  fixed:
-    base: {{size: quickstart, data: quickstart, seed: 42}}
-    axes: {{gate: [none, gpas]}}
-  together:
-{BASE}    axes: {{zip: {{norm: [pre, lns], seed: [5, 6]}}}}
-  others:
-    include: [{{grid: varied, where: {{gate: gpas}}}}, {{grid: fixed}}]
-"""
+GRIDS = golden_text("experiments/companions.yaml")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "experiments.yaml"
-    path.write_text(HEAD + GRIDS)
+    path.write_text(GRIDS)
     return path
 
 
@@ -62,7 +48,7 @@ def test_keys_are_those_of_a_declared_seed(config: Path) -> None:
     add_seeds(config, {"varied": {name: [3] for name in ("pre", "pre-gpas", "post", "post-gpas")}})
     added = {entry.name: entry for entry in expand(load(config), ["varied"])}
     seeds_path(config).unlink()
-    config.write_text(HEAD + GRIDS.replace("[1, 2]", "[1, 2, 3]"))
+    config.write_text(GRIDS.replace("[1, 2]", "[1, 2, 3]"))
     declared = {entry.name: entry for entry in expand(load(config), ["varied"])}
     assert {name: entry.key for name, entry in added.items()} == {name: entry.key for name, entry in declared.items()}
     assert {name: entry.axes for name, entry in added.items()} == {name: entry.axes for name, entry in declared.items()}
@@ -70,7 +56,7 @@ def test_keys_are_those_of_a_declared_seed(config: Path) -> None:
 
 def test_a_seed_that_is_declared_later_is_one_cell(config: Path) -> None:
     add_seeds(config, {"varied": {"pre": [3]}})
-    config.write_text(HEAD + GRIDS.replace("[1, 2]", "[1, 2, 3]"))
+    config.write_text(GRIDS.replace("[1, 2]", "[1, 2, 3]"))
     found = names(load(config), "varied")
     assert found.count("pre-s3") == 1
     assert len(found) == 12

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from curve_database import stand_in
-from goldens import cases, compare
-from report_cases import as_yaml, compact, recorded_cells, tuples
+from goldens import as_yaml, compact, compare, golden_cases
+from report_cases import recorded_cells, tuples
 from report_cells import comparison, entry, result
 
 from gpas_cli import structure
@@ -73,9 +73,9 @@ def as_text(verdict: Verdict, sequential: bool) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("title", cases("claims"))
+@pytest.mark.parametrize("title", golden_cases("claims"))
 def test_a_verdict_is_that_of_the_golden_file(title: str) -> None:
-    case = cases("claims")[title]
+    case = golden_cases("claims")[title]
     try:
         found = as_text(judged(case), case.get("sequential", False))
     except GpasError as error:
@@ -84,7 +84,7 @@ def test_a_verdict_is_that_of_the_golden_file(title: str) -> None:
 
 
 def test_standard_deviations_are_tested_in_the_form_of_morgan() -> None:
-    case = cases("claims")["standard deviations are compared seed by seed"]
+    case = golden_cases("claims")["standard deviations are compared seed by seed"]
     base, own = case["cells"].values()
     (part,) = judged(case).parts
     assert part.effect == pytest.approx(stdev(own) - stdev(base))

@@ -7,6 +7,7 @@ import pytest
 from cases import cases
 from exporting import Room, needs_transformers
 from face import Face
+from goldens import golden_text
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
@@ -14,18 +15,7 @@ from gpas_cli.events import Scoring
 from gpas_cli.extensions.networks.network import digests, pin_of
 from gpas_cli.store.journal import read
 
-GRIDS = """\
-version: 1
-networks:
-  theirs: {{path: net{pin}}}
-  hub: {{hf: org/name, revision: 0123456789abcdef0123456789abcdef01234567, layers: 32, hidden: 4096, ffn: 11008,
-    vocab: 32000}}
-grids:
-  nets:
-    base: {{texts: {{texts: [notes.txt]}}, importance: {{text: notes.txt}}{more}}}
-    axes: {{network: [theirs, hub]}}
-    table: {{rows: [network], value: mean_importance}}
-"""
+GRIDS = golden_text("experiments/networks.yaml")
 
 
 @pytest.fixture
@@ -44,7 +34,8 @@ def pin(face: Face) -> str:
 
 
 def declare(face: Face, more: str = "", pinned: bool = True) -> None:
-    face.declare(GRIDS.format(pin=f", sha256: {pin(face)}" if pinned else "", more=more))
+    pinned_path = f"path: net, sha256: {pin(face)}" if pinned else "path: net"
+    face.declare(GRIDS.replace("path: net", pinned_path).replace("text: notes.txt}", f"text: notes.txt}}{more}"))
 
 
 def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:

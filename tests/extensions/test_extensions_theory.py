@@ -16,6 +16,7 @@ import yaml
 from attempts import make_attempt
 from cases import cases
 from face import FOUR, Face, gpas, tiny
+from goldens import golden_text
 from saving import save
 
 from gpas_cli.data.loader import Batches
@@ -260,20 +261,7 @@ def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Pat
         coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)
 
 
-EXPERIMENTS = """
-version: 1
-default: small
-grids:
-  small:
-    title: Small
-    base:
-      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-      norm: pre
-      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pack, length: 12}
-      optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}
-    axes:
-      gate: [{name: opened, like: gpas, init: 0.3}]
-"""
+EXPERIMENTS = golden_text("experiments/theory.yaml")
 
 
 def declared_base() -> dict[str, Any]:

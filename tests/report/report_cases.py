@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from goldens import cases
+from goldens import as_yaml, compact, golden_cases
 from report_cells import entry, result, score, spec, valued
 
 from gpas_cli.grid import Entry
@@ -14,7 +14,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.grid_table import beside_published, build
+from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, TableCell
@@ -26,23 +26,6 @@ def tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: tuples(own) for name, own in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-
-def compact(value: Any) -> Any:
-    """Return a document without what is empty, with six digits of its numbers; rounding errors are zero."""
-    if isinstance(value, Mapping):
-        found = {name: compact(own) for name, own in value.items()}
-        return {name: own for name, own in found.items() if own not in (None, "", [], {})}
-    if isinstance(value, list | tuple):
-        return [compact(own) for own in value]
-    if isinstance(value, float):
-        return 0.0 if abs(value) < 1e-12 else float(f"{value:.6g}")
-    return value
-
-
-def as_yaml(document: Any, flow: bool | None = True) -> str:
-    """Return a document as YAML: on one line, or with `flow` None a line for each of its parts."""
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=flow)
 
 
 def _of_run(cell: Entry, run: Any, tasks: Sequence[str]) -> dict[str, Result]:
@@ -99,6 +82,8 @@ def table_of(case: Mapping[str, Any], folder: Path) -> Table:
     else:
         known, declared = recorded_cells(case["cells"]), spec(**tuples(case.get("table", {})))
     declared = declared.tuned(case["tuned"]) if "tuned" in case else declared
+    if "metrics" in case:
+        return by_metrics(known, declared, case["metrics"])
     if case.get("beside"):
         return beside_published(known, declared)
     return build(known.entries, known.states, known.results, declared)
@@ -106,7 +91,7 @@ def table_of(case: Mapping[str, Any], folder: Path) -> Table:
 
 def quickstart() -> Recorded:
     """Return three seeds of Pre-LN and LNS with and without the gate: one of them running, one diverged."""
-    return recorded_cells(cases("tables")["seeds become mean, spread and paired difference"]["cells"])
+    return recorded_cells(golden_cases("tables")["seeds become mean, spread and paired difference"]["cells"])
 
 
 def _cell(cell: TableCell) -> dict[str, Any]:
@@ -115,6 +100,7 @@ def _cell(cell: TableCell) -> dict[str, Any]:
     return {
         "values": cell.values, "mark": cell.mark, "stderr": cell.stderr,
         "delta": delta and {"mean": delta.mean, "std": delta.std, "n": delta.n, "lower": delta.lower, "p": delta.p},
+        "unfinished": True if cell.values and not cell.complete else None,
         "others": ", ".join(one.entry.name for one in cell.others),
     }  # fmt: skip
 

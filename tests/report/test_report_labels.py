@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from cases import cases
+from goldens import golden_text
 from report_cells import entry
 
 from gpas_cli.errors import InvalidExperiments
@@ -13,26 +14,13 @@ from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
 from gpas_cli.spec.extensions import metrics
-from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
 
-@pytest.mark.parametrize(
-    ("gate", "said"),
-    [
-        (None, "none"),
-        (Gate(), "gpas"),
-        (Gate(activation="tanh"), "activation=tanh"),
-        (Gate(activation="relu", init=0.05), "activation=relu"),
-        (Gate(init=0.05), "init=0.05"),
-        (Gate(stop_gradient=False), "stop_gradient=false"),
-        (Gate(site="after-norm"), "site=after-norm"),
-        (Gate(learnable=False, from_trained=True), "learnable=false, from_trained=true"),
-    ],
-)
-def test_a_gate_is_labelled_by_its_changed_settings(gate: Gate | None, said: str) -> None:
-    assert describe_gate(gate) == said
+@cases("report/cases.yaml")
+def test_a_gate_is_labelled_by_its_changed_settings(gate: Any, said: str) -> None:
+    assert describe_gate(parse_model({"size": "71m", "gate": gate}).gate) == said
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -89,24 +77,14 @@ def test_a_depth_is_labelled_as_papers_name_it() -> None:
     assert not {"fixed", "scale", "full_steps"} & stacking.keys()
 
 
-EXPERIMENTS = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g:
-    base: {size: quickstart, data: quickstart%s}
-    axes: {norm: [pre, lns], gate: [none, gpas]%s}
-    table: {%s}
-  h:
-    include: [g]
-    table: {value: perplexty}
-"""
+EXPERIMENTS = golden_text("experiments/labels.yaml")
 LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
 
 
 def problems(tmp_path: Path, table: str, stages: str = "", axes: str = "") -> list[str]:
     path = tmp_path / "experiments.yaml"
-    path.write_text(EXPERIMENTS % (stages, axes, table))
+    text = EXPERIMENTS.replace("table: {}", f"table: {{{table}}}").replace("none, gpas]", f"none, gpas]{axes}")
+    path.write_text(text.replace("data: quickstart", f"data: quickstart{stages}"))
     with pytest.raises(InvalidExperiments) as caught:
         load(path, check=report_problems)
     lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]

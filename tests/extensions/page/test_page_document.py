@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from descriptors import descriptors, opened_since
 from face import FOUR, Face, tiny
+from goldens import golden_text
 from launching import until
 from live_source import Source, served
 from report_cells import entry, result, spec
@@ -43,18 +44,12 @@ from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-GRIDS = """\
-  quick:
-    title: '<b onmouseover=alert(3)>bold</b> & </title>'
-    base: BASE
-    axes: {gate: [none, gpas], seed: [1, 2]}
-    table: {rows: [gate], columns: size, against: {gate: none}}
-"""
+GRIDS = golden_text("experiments/page.yaml")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    project = Face(tmp_path_factory.mktemp("page") / "project", tiny(GRIDS))
+    project = Face(tmp_path_factory.mktemp("page") / "project", GRIDS)
     entries = project.cells()
     for number, cell in enumerate(entries[:3]):
         project.trained(cell, 30.0 + number, host=HOSTILE)
@@ -120,7 +115,7 @@ def test_every_script_is_on_the_page() -> None:
 
 
 def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
-    project = Face(tmp_path / "project", tiny(GRIDS))
+    project = Face(tmp_path / "project", GRIDS)
     (project.folder / "folder").mkdir()
     said = project("report", "-o", "folder", expect=2).err
     assert said == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"

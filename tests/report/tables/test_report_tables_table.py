@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from goldens import cases, compare
+from goldens import compare, golden_cases
 from report_cases import quickstart, table_of, table_text
 from report_cells import entry, score, spec
 
@@ -19,11 +19,11 @@ from gpas_cli.report.tables.table_place import find_place, place_name
 
 
 @pytest.mark.parametrize(
-    ("file", "title"), [(file, title) for file in ("tables", "tables_of_scores") for title in cases(file)]
+    ("file", "title"), [(file, title) for file in ("tables", "tables_of_scores") for title in golden_cases(file)]
 )
 def test_a_table_is_that_of_the_golden_file(file: str, title: str, tmp_path: Path) -> None:
     try:
-        found = table_text(table_of(cases(file)[title], tmp_path))
+        found = table_text(table_of(golden_cases(file)[title], tmp_path))
     except GpasError as error:
         found = f"refused: {error}"
     compare(file, title, found)
@@ -44,7 +44,7 @@ def test_the_stages_of_a_table_are_all_of_its_cells() -> None:
 
 
 def test_a_score_has_its_standard_error_in_csv_and_a_text_its_place(tmp_path: Path) -> None:
-    scored, *_, texts = (case for title, case in cases("tables_of_scores").items() if "of the paper" in title)
+    scored, *_, texts = (case for title, case in golden_cases("tables_of_scores").items() if "of the paper" in title)
     assert ",50.0,,2.0," in to_csv(table_of(scored, tmp_path))
     assert find_place(table_of(texts, tmp_path), place_name("demo[pre,lambada]")).column == 1
 
