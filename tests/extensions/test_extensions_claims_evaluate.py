@@ -9,6 +9,7 @@ from statistics import correlation, stdev, variance
 from typing import Any
 
 import pytest
+from cases import cases
 from curve_database import stand_in
 from goldens import as_yaml, compact, compare, golden_cases
 from report_cases import recorded_cells, tuples
@@ -129,17 +130,10 @@ def test_the_laws_of_subject_and_base_are_fitted_for_each_seed(take: str, offset
     assert [status.entry.id for status in unfinished.missing] == [entries[4].id]
 
 
-@pytest.mark.parametrize(
-    ("feature", "fault"),
-    [
-        (Feature(metric="loss", along=("size",)), "a law is {metric: loss, along: AXIS, take: exponent or offset}"),
-        (Feature(metric="loss", take="exponent"), "a law is {metric: loss, along: AXIS, take: exponent or offset}"),
-        (Feature(curve="gate", along=("size",), take="offset"), "a law is {metric: loss, along: AXIS"),
-        (Feature(metric="loss", along=("size",), take="offset"), ""),
-    ],
-)
-def test_a_law_needs_a_metric_an_axis_and_what_is_taken_from_it(feature: Feature, fault: str) -> None:
-    assert feature_fault(feature).startswith(fault)
+@cases("extensions/cases.yaml")
+def test_features_with_a_fault(feature: dict[str, Any], fault: str) -> None:
+    found = feature_fault(Feature(**tuples(feature)))
+    assert found.startswith(fault) if fault else not found
 
 
 EFFECTS = [-0.62, -0.41, -0.55, -0.48]
@@ -262,11 +256,6 @@ def test_an_exponential_and_a_power_law_over_the_layers_are_distinguished(monkey
     assert taken(monkeypatch, [0.0] * (LAYERS + 1), take="exponential-aic") is None
 
 
-def test_a_law_over_layers_is_taken_at_one_update() -> None:
-    law = Feature(curve="output_variance", take="exponential-aic", updates="all")
-    assert "a law of growth over layers is taken at one update" in feature_fault(law)
-
-
 def test_every_spike_counts_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, wild = entry("lns"), entry("pre")
     spikes = {wild.cell.key: [(45, 8.3), (50, 49.3)]}
@@ -275,5 +264,3 @@ def test_every_spike_counts_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     known = Recorded((calm, wild), results=results, engine=object())
     found = measure([calm, wild], Feature(curve="spike_grad_norm", take="count"), "seed", known)
     assert [found[one.id].value for one in (calm, wild)] == [0.0, 2.0]
-    fault = feature_fault(Feature(curve="spike_grad_norm", take="count", updates=300))
-    assert fault == "a count is of all updates; leave out updates"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 from importance_ranks import WORDS, cell_of, measured, save_network, without, write_texts
 from recorder import Recorder, stop_after
 from torch import Tensor, nn
@@ -154,13 +155,7 @@ def test_a_masked_network_is_measured_by_the_loss_of_masked_tokens(room: Path, t
     assert "loss" not in outcome.metrics
 
 
-@pytest.mark.parametrize(
-    ("scheme", "gate", "family"),
-    [
-        ("pre", None, "gpt"), ("lns", "gpas", "llama"), ("sandwich", "gpas", "gpt"), ("peri", None, "llama"),
-        ("mix", "gpas", "llama"),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_a_layer_without_effect(room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str) -> None:
     """A gate that starts at zero scales by one."""
     cell = cell_of(norm=scheme, gate=gate, family=family)

@@ -46,17 +46,10 @@ def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-@pytest.mark.parametrize(
-    ("removed", "message"),
-    [
-        (("config.json",), "net has no config.json"),
-        (("model.safetensors",), "net has no weights (*.safetensors, *.bin)"),
-        (("config.json", "model.safetensors"), "net has no config.json"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_a_folder_without_a_network_is_refused_when_planned(
-    nets: Face, pinned: bool, removed: tuple[str, ...], message
-):
+    nets: Face, pinned: bool, removed: list[str], message: str
+) -> None:
     """No digest of it is offered to pin."""
     declare(nets, pinned=pinned)
     for name in removed:

@@ -68,19 +68,10 @@ def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written
     assert not (root / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("bounds", "values", "message"),
-    [
-        (examine, {"family": {"qk_norm": "head"}}, "queries and keys without norms"),
-        (examine, {"norm": "hybridnorm"}, "queries and keys without norms"),
-        (examine, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
-        (examine, {"norm": "value-residual"}, "one residual stream; norm: value-residual also passes on"),
-        (identity_bounds, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
-    ],
-)
-def test_other_networks_have_no_bounds(bounds: Any, values: dict[str, object], message: str, root: Path) -> None:
+@cases("extensions/cases.yaml")
+def test_other_networks_have_no_bounds(bounds: str, values: dict[str, object], message: str, root: Path) -> None:
     with pytest.raises(GpasError, match=message):
-        bounds(cell(**values), root / "cache", root)
+        getattr(initialisation, bounds)(cell(**values), root / "cache", root)
 
 
 def test_tokenised_text_is_used_without_its_padding(root: Path) -> None:

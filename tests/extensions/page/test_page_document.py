@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from descriptors import descriptors, opened_since
 from face import FOUR, Face, tiny
 from goldens import golden_text
@@ -126,14 +127,7 @@ def run(kind: str, size: str, **axes: str) -> CellCurve:
     return CellCurve(cell, "seed", ((1.0, 5.0),))
 
 
-@pytest.mark.parametrize(
-    ("columns", "apart", "panels"),
-    [
-        ("size", True, {"9m, causal": 1, "9m, span": 1, "20m, span": 1}),
-        ("size", False, {"9m": 2, "20m": 1}),
-        ("objective", True, {"causal": 1, "span": 2}),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_losses_of_different_objectives_have_own_panels(columns: str, apart: bool, panels: dict[str, int]) -> None:
     cells = [("causal", "9m"), ("span", "9m"), ("span", "20m")]
     runs = [run(kind, size, **({"objective": kind} if columns == "objective" else {})) for kind, size in cells]
@@ -233,13 +227,7 @@ def test_other_paths_are_not_found(server: PageServer, path: str) -> None:
         assert ask(server, server.path + path)[0].status == 404
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200), ("localhost:9999", 200), ("127.0.0.1:80", 200), ("[::1]:80", 200), ("evil.example", 403),
-        ("localhost.evil.example", 403), ("192.168.1.2", 403), ("[", 403), ("", 403),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_only_names_of_this_machine_are_answered(server: PageServer, host: str, status: int) -> None:
     assert ask(server, server.path, Host=host)[0].status == status
 
