@@ -12,27 +12,30 @@ from tempfile import gettempdir
 from typing import Any
 
 import yaml
+from cases import file_text
 from face import Face
 from filelock import FileLock
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def golden_text(name: str) -> str:
-    """Return the text of golden/NAME."""
-    return (GOLDEN / name).read_text("utf-8")
-
-
 @cache
 def golden_cases(name: str) -> dict[str, Any]:
     """Return the cases of golden/NAME.yaml. Those that begin with a dot are parts of others."""
-    found = yaml.load(golden_text(f"{name}.yaml"), Loader=yaml.CSafeLoader)
+    found = yaml.load(file_text(f"golden/{name}.yaml"), Loader=yaml.CSafeLoader)
     return {title: case for title, case in found.items() if not title.startswith(".")}
 
 
 def _sections(path: Path) -> dict[str, str]:
     parts = re.split(r"^=== (.*)\n", path.read_text("utf-8") if path.exists() else "", flags=re.MULTILINE)
     return dict(zip(parts[1::2], (text.rstrip("\n") for text in parts[2::2]), strict=True))
+
+
+def compare_text(name: str, found: str) -> None:
+    """Fail unless `found` is the text of golden/NAME."""
+    if os.environ.get("GOLDEN") == "write":
+        (GOLDEN / name).write_text(found, "utf-8")
+    assert found == file_text(f"golden/{name}")
 
 
 def compare(name: str, title: str, found: str) -> None:

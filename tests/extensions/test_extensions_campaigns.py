@@ -8,9 +8,8 @@ import random
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from face import EXPERIMENTS, Face, Said
-from goldens import golden_text
 
 from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
@@ -19,7 +18,7 @@ from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-CLAIMS = golden_text("experiments/campaigns.yaml")
+CLAIMS = file_text("projects/campaigns.yaml")
 GRIDS = EXPERIMENTS.partition("claims:")[0]
 LOCAL = ("--executor", "local", "--yes")
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cases import cases
-from goldens import golden_text
+from cases import cases, file_text
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds, write_tuned
@@ -13,7 +12,7 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-GRIDS = golden_text("experiments/companions.yaml")
+GRIDS = file_text("projects/companions.yaml")
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 from attempts import attempt_at
+from cases import file_text
 from face import Face, gpas
-from goldens import compare_command, golden_cases, golden_text
+from goldens import compare_command, golden_cases
 
 from gpas_cli.events import Event, Layers, Outcome, Spike, Started, Step
 from gpas_cli.extensions.claims.command import next_text
 from gpas_cli.grid import Entry
 
-GRIDS = golden_text("experiments/claims.yaml")
+GRIDS = file_text("projects/claims.yaml")
 
 
 def record(runs: Path, entry: Entry) -> None:

@@ -4,11 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from grids import read, whole
 from named_papers import PACKS, SOURCES, published, tables
 from report_cases import recorded_cells
@@ -92,7 +91,7 @@ def test_the_published_effects_are_those_of_the_papers() -> None:
         for part in evaluate(claim, cells()).parts
         if part.published is not None
     ]
-    assert found == (Path(__file__).parents[1] / "golden/published_effects.txt").read_text("utf-8").splitlines()
+    assert found == file_text("golden/published_effects.txt").splitlines()
 
 
 # Settings of whole grids that the papers state for these runs alone.

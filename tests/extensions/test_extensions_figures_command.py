@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 from attempts import attempt_at
-from cases import cases
+from cases import cases, file_text
 from face import Face, end
-from goldens import compare_command, golden_cases, golden_text
+from goldens import compare_command, golden_cases
 
 from gpas_cli.events import Layers, Outcome, Started
 
-GRIDS = golden_text("experiments/figures.yaml")
+GRIDS = file_text("projects/figures.yaml")
 
 
 @pytest.fixture(scope="module")

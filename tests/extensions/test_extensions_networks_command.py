@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from exporting import Room, needs_transformers
 from face import Face
-from goldens import golden_text
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
@@ -15,7 +14,7 @@ from gpas_cli.events import Scoring
 from gpas_cli.extensions.networks.network import digests, pin_of
 from gpas_cli.store.journal import read
 
-GRIDS = golden_text("experiments/networks.yaml")
+GRIDS = file_text("projects/networks.yaml")
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import pytest
 import torch
 import yaml
 from attempts import make_attempt
-from cases import cases
+from cases import cases, file_text
 from face import FOUR, Face, gpas, tiny
-from goldens import golden_text
 from saving import save
 
 from gpas_cli.data.loader import Batches
@@ -252,7 +251,7 @@ def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Pat
         coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)
 
 
-EXPERIMENTS = golden_text("experiments/theory.yaml")
+EXPERIMENTS = file_text("projects/theory.yaml")
 
 
 def declared_base() -> dict[str, Any]:

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
-from goldens import golden_text
+from cases import cases, file_text
 from report_cells import entry
 
 from gpas_cli.errors import InvalidExperiments
@@ -77,7 +76,7 @@ def test_a_depth_is_labelled_as_papers_name_it() -> None:
     assert not {"fixed", "scale", "full_steps"} & stacking.keys()
 
 
-EXPERIMENTS = golden_text("experiments/labels.yaml")
+EXPERIMENTS = file_text("projects/labels.yaml")
 LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
 
 

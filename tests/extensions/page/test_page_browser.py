@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Visit, chromium
+from cases import file_text
 from face import Face, gpas
-from goldens import golden_text
 from live_source import Source, served
 
 from gpas_cli.extensions.figures.figure import Figure, frame
@@ -19,7 +19,7 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 HOSTILE = "</script><img src=http://evil.example/ onerror=alert(2)><script>alert(1)</script>"
-GRIDS = golden_text("experiments/page_in_browser.yaml")
+GRIDS = file_text("projects/browser.yaml")
 TIMEOUT_MS = 3000
 PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
 

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from descriptors import descriptors, opened_since
 from face import FOUR, Face, tiny
-from goldens import golden_text
 from launching import until
 from live_source import Source, served
 from report_cells import entry, result, spec
@@ -45,7 +44,7 @@ from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-GRIDS = golden_text("experiments/page.yaml")
+GRIDS = file_text("projects/page.yaml")
 
 
 @pytest.fixture(scope="module")

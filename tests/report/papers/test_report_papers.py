@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cases import cases
+from cases import cases, file_text
 from named_papers import NUMBERS, PACKS, TABLES, load, published, tables, value_of
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -17,7 +17,6 @@ from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.sheet import PLAIN
 
-DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
 # What every cell of the GPAS experiments is.
 LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
 UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
@@ -56,7 +55,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         published("gpas", "table2_perplexity@130")
 
 
-SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
+SECOND: dict[str, Any] = yaml.load(file_text("golden/paper_numbers.yaml"), Loader=yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize("name", [f"{source}: {name}" for source in NUMBERS for name in tables(source)])
@@ -88,9 +87,6 @@ def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
         published("raptr", "table1_loss@bert-bas")
 
 
-GOLDEN_REMARKS = DIGEST.with_name("remarks.txt")
-
-
 def cells(table: PublishedTable) -> list[PublishedCell]:
     """Return the cell of each number, which is found by its own labels."""
     found = [PublishedCell(table, i, j) for i, row in enumerate(table.rows) for j in range(len(row.values))]
@@ -115,7 +111,7 @@ def test_remarks_stand_at_the_numbers_of_which_they_are_true() -> None:
         for table in TABLES
         for remark in table.remarks
     ]
-    assert found == GOLDEN_REMARKS.read_text("utf-8").splitlines()
+    assert found == file_text("golden/remarks.txt").splitlines()
     assert published("curse_of_depth", "table1_perplexity").train_tokens == (2.2e9, 3.9e9, 6.0e9, 8.9e9)
 
 

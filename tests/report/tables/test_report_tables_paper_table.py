@@ -4,12 +4,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from goldens import compare, golden_cases
 from named_papers import SOURCES, by_paper, numbers, printed
 from report_cases import quickstart, recorded_cells, table_text
@@ -266,7 +265,7 @@ def test_every_number_has_cells_of_its_recipe_or_a_reason(served_parts: Parts, n
 
 
 # The grids that serve the parts of a table, with how many numbers, and of how many cells together.
-SERVED = (Path(__file__).parents[2] / "golden/served_tables.txt").read_text("utf-8").splitlines()
+SERVED = file_text("golden/served_tables.txt").splitlines()
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
-from goldens import compare, golden_cases, golden_text
+from cases import cases, file_text
+from goldens import compare, compare_text, golden_cases
 from report_cases import quickstart, table_of
 from report_cells import entry, result, spec, valued
 from rich.console import Console
@@ -47,7 +47,7 @@ def shown(table: Table, form: str) -> str:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_is_that_of_the_golden_file(table: Table, form: str) -> None:
-    assert shown(table, form) == golden_text(f"tables/demo.{form}")
+    compare_text(f"tables/demo.{form}", shown(table, form))
 
 
 @pytest.mark.parametrize("title", golden_cases("formats"))
@@ -60,7 +60,7 @@ def test_an_odd_table_is_that_of_the_golden_file(title: str, tmp_path: Path) -> 
 def test_rich(table: Table) -> None:
     text = "\n".join(drawn(table, 160)) + "\n"
     wide = re.compile(" {2,}|─+")  # old versions of rich make columns wider
-    assert wide.sub("  ", text) == wide.sub("  ", golden_text("tables/demo.txt"))
+    assert wide.sub("  ", text) == wide.sub("  ", file_text("golden/tables/demo.txt"))
 
 
 @pytest.mark.parametrize("width", [60, 90, 160])
