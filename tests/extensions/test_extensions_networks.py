@@ -14,6 +14,7 @@ import pytest
 import torch
 from cases import cases
 from exporting import Room, needs_transformers
+from goldens import golden_cases
 from safetensors.torch import load_file, save_file
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -144,34 +145,16 @@ def test_a_cell_uses_the_extensions_of_its_network_and_its_tasks() -> None:
 
 DELETED = "deleted"  # stands for no value
 SIZE = {"hidden": 64, "ffn": 160, "heads": 8, "layers": 3, "vocab": 512}
-SHAPE = {
-    "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 512,
-    "rms_norm_eps": 1e-6,
-}  # fmt: skip
-ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
-# What transformers calls a network, its configuration, and ours.
-KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "smollm2": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_theta": 1e5},
-                {"kv_heads": 2, "rope_theta": 1e5}, {"tied": True}),
-    "qwen2": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True},
-              {"kv_heads": 4}, {"tied": True, "qkv_bias": True}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False},
-              {"kv_heads": 2}, {"qk_norm": "head"}),
-    "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": False, "rope_parameters": ROPE},
-               {"kv_heads": 2, "rope_theta": 5e5, "rope_factor": 8, "rope_context": 64}, {}),
-    "linear": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": False,
-                         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-               {"rope_factor": 4}, {}),
-}  # fmt: skip
+NETWORKS = golden_cases("networks")
+KINDS = NETWORKS["kinds"]
 
 
 def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
     """Return a network of transformers with random weights and biases, and how it is declared."""
     import transformers
 
-    name, more, _, _ = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **more)
+    name = KINDS[kind]["name"]
+    config = getattr(transformers, f"{name}Config")(**NETWORKS["shape of kinds"], **KINDS[kind]["config"])
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
     with torch.no_grad():
@@ -184,8 +167,8 @@ def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
 
 
 def model_of(kind: str, **more: Any) -> Any:
-    _, _, size, family = KINDS[kind]
-    return parse_model({"size": {**SIZE, **size}, "family": family, **more})
+    own = KINDS[kind]
+    return parse_model({"size": {**SIZE, **own["size"]}, "family": own["family"], **more})
 
 
 def started(pinned: PinnedNetwork, model: Any, events: list[Event] | None = None) -> Llama:
@@ -221,22 +204,7 @@ def test_logits_are_those_of_transformers_and_the_export_is_read_again(kind: str
     assert absence((own, model_of(kind)), tmp_path, tmp_path) == ""
 
 
-SAME = {
-    "gates": {"gate": "gpas"},
-    "formula": {"gate": {"activation": "alpha / (1 + abs(alpha))", "share": "sublayer", "site": "after-module"}},
-    "lns": {"norm": {"scheme": "lns", "apply": "scale"}, "gate": "gpas"},
-    "layerscale": {"norm": {"scheme": "layerscale", "start": 1e-3}},
-    "scalars": {"norm": "scalars"},
-    "branches": {"norm": "scaled-branches", "gate": "gpas"},
-    "mup": {"parametrisation": {"like": "mup", "base_hidden": 16, "base_heads": 2}},
-    "embedding": {"embed": "scaled"},
-}
-OTHER = {
-    "sandwich": {"norm": "sandwich"},
-    "values": {"norm": "value-residual"},
-    "alpha": {"gate": {"init": 0.5}},
-    "rmsnorm": {"embed": "rmsnorm"},
-}
+SAME, OTHER = NETWORKS["same function"], NETWORKS["other function"]
 
 
 @needs_transformers
