@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+from cases import cases, file_text
 from face import EXPERIMENTS, Face, Said
 
 from gpas_cli.errors import Exit
@@ -17,22 +18,7 @@ from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-CLAIMS = """\
-claims:
-  helps:
-    statement: GPAS lowers the perplexity of Pre-LN.
-    grids: [small]
-    subject: {norm: pre, gate: gpas}
-    against: {gate: none}
-    expect: lower
-  helps-everywhere:
-    statement: GPAS lowers the perplexity of every scheme.
-    grids: [small]
-    subject: {gate: gpas}
-    against: {gate: none}
-    by: [norm]
-    expect: lower
-"""
+CLAIMS = file_text("projects/campaigns.yaml")
 GRIDS = EXPERIMENTS.partition("claims:")[0]
 LOCAL = ("--executor", "local", "--yes")
 
@@ -320,18 +306,7 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     assert [seed["own"] is not None for seed in untuned["seeds"]] == [True, False]  # a trial at the declared rate
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["small", "--factors", "1,x"], "--factors: write two or more numbers above 0, such as 0.5,1,2; not '1,x'"),
-        (["small", "--factors", "2"], "--factors: write two or more"),
-        (["small", "--setting", "optim.schedule"], "optim.schedule is cosine; only a number above 0 can be tuned"),
-        (["small", "--setting", "optim.weight_decay"], "optim.weight_decay is 0.0; only a number above 0"),
-        (["small", "--setting", "seed"], "seed is an axis of small"),
-        (["shares"], "shares/pre-s1 is included from small; tune small instead"),
-        (["smal"], "no grid 'smal' in experiments.yaml; did you mean 'small'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_what_cannot_be_tuned_is_refused(face: Face, words: list[str], expected: str) -> None:
     assert expected in face("run", "tuned", *words, *LOCAL, expect=Exit.USAGE).err
 

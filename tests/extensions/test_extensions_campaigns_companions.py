@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from grids import HEAD
+from cases import cases, file_text
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.extensions.campaigns.companions import add_seeds, family_of, with_seeds, write_tuned
@@ -12,27 +12,13 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-BASE = "    base: {size: quickstart, data: quickstart}\n"
-GRIDS = f"""\
-  varied:
-    title: Two schemes
-{BASE}    axes: {{norm: [pre, post], gate: [none, gpas], seed: [1, 2]}}
-    override: [{{where: {{norm: post}}, set: {{optim.lr: 1e-4}}, why: Post-LN diverges}}]
-    table: {{rows: [norm, gate]}}
-  fixed:
-    base: {{size: quickstart, data: quickstart, seed: 42}}
-    axes: {{gate: [none, gpas]}}
-  together:
-{BASE}    axes: {{zip: {{norm: [pre, lns], seed: [5, 6]}}}}
-  others:
-    include: [{{grid: varied, where: {{gate: gpas}}}}, {{grid: fixed}}]
-"""
+GRIDS = file_text("projects/companions.yaml")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "experiments.yaml"
-    path.write_text(HEAD + GRIDS)
+    path.write_text(GRIDS)
     return path
 
 
@@ -61,7 +47,7 @@ def test_keys_are_those_of_a_declared_seed(config: Path) -> None:
     add_seeds(config, {"varied": {name: [3] for name in ("pre", "pre-gpas", "post", "post-gpas")}})
     added = {entry.name: entry for entry in expand(load(config), ["varied"])}
     seeds_path(config).unlink()
-    config.write_text(HEAD + GRIDS.replace("[1, 2]", "[1, 2, 3]"))
+    config.write_text(GRIDS.replace("[1, 2]", "[1, 2, 3]"))
     declared = {entry.name: entry for entry in expand(load(config), ["varied"])}
     assert {name: entry.key for name, entry in added.items()} == {name: entry.key for name, entry in declared.items()}
     assert {name: entry.axes for name, entry in added.items()} == {name: entry.axes for name, entry in declared.items()}
@@ -69,7 +55,7 @@ def test_keys_are_those_of_a_declared_seed(config: Path) -> None:
 
 def test_a_seed_that_is_declared_later_is_one_cell(config: Path) -> None:
     add_seeds(config, {"varied": {"pre": [3]}})
-    config.write_text(HEAD + GRIDS.replace("[1, 2]", "[1, 2, 3]"))
+    config.write_text(GRIDS.replace("[1, 2]", "[1, 2, 3]"))
     found = names(load(config), "varied")
     assert found.count("pre-s3") == 1
     assert len(found) == 12
@@ -116,20 +102,7 @@ def test_additions_are_merged_and_the_file_stays_readable(config: Path) -> None:
     assert names(load(config), "fixed") == ["none", "gpas", "s43"]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("version: 1\nseeds: {varid: {pre: [3]}}",
-         "seeds.yaml:2:9: seeds.varid: no grid 'varid'; did you mean 'varied'"),
-        ("version: 1\nseeds: {varied: {pree: [3]}}",
-         "seeds.yaml:2:25: seeds.varied.pree: grid varied has no cell 'pree'"),
-        ("version: 1\nseeds: {varied: {pre: [x]}}", "seeds.yaml:2:24: seeds.varied.pre: 'x' is not a seed"),
-        ("version: 1\nseeds: {varied: {pre: 3}}", "seeds.yaml:2:23: seeds.varied.pre: '3' is not a list"),
-        ("seeds: {varied: {pre: [3]}}", "version: write version: 1"),
-        ("version: 2\nseeds: {}", "seeds.yaml:1:10: version: write version: 1"),
-        ("version: 1\nseed: {}", "unknown key 'seed'"),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_bad_files_name_the_place(config: Path, text: str, complaint: str) -> None:
     seeds_path(config).write_text(text)
     assert any(complaint in line for line in complaints(config)), complaints(config)
@@ -173,16 +146,7 @@ def test_what_was_tuned_before_stays(config: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("tuned: {varid: {pre: {optim.lr: 1}}}", "tuned.yaml:2:9: tuned.varid: no grid 'varid'; did you mean 'varied'"),
-        ("tuned: {varied: {per: {optim.lr: 1}}}", "has no cell 'per'; did you mean 'pre'"),
-        ("tuned: {varied: {pre: {optim.rate: 1}}}", "tuned.yaml:2:24: optim.rate: unknown key 'rate'"),
-        ("tuned: {varied: {pre: 3}}", "tuned.yaml:2:23: tuned.varied.pre: '3' is not a mapping"),
-        ("tuned: {varied: {pre: {optim.lr: -1}}}", "tuned.yaml:2:34: optim.lr: -1.0 is too small"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_mistakes_in_the_file_are_reported_with_their_places(config: Path, text: str, expected: str) -> None:
     tuned_path(config).write_text(f"version: 1\n{text}\n")
     with pytest.raises(InvalidExperiments) as error:

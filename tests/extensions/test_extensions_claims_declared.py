@@ -1,16 +1,17 @@
 """The papers' claims on the shipped grids; the sequential evidence on claims, and the choice of the next seeds."""
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
+from cases import cases, file_text
 from grids import read, whole
 from named_papers import PACKS, SOURCES, published, tables
-from report_cells import DIFFERING, comparison, known
+from report_cases import recorded_cells
+from report_cells import DIFFERING, comparison
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
@@ -18,11 +19,11 @@ from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chance
 from gpas_cli.extensions.claims import checks
 from gpas_cli.extensions.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.extensions.claims.evaluate import evaluate
-from gpas_cli.extensions.claims.verdict import ClaimEvidence, Verdict, assess
+from gpas_cli.extensions.claims.verdict import ClaimEvidence, assess
 from gpas_cli.extensions.figures.paper_figures import FigureSpec, declared_figures, figures_of, request
 from gpas_cli.grid.claims import read_claims
-from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
-from gpas_cli.grid.document import Mark, Node, read_document
+from gpas_cli.grid.declared import Claim, Entry
+from gpas_cli.grid.document import read_document
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
@@ -90,7 +91,7 @@ def test_the_published_effects_are_those_of_the_papers() -> None:
         for part in evaluate(claim, cells()).parts
         if part.published is not None
     ]
-    assert found == (Path(__file__).parents[1] / "golden/published_effects.txt").read_text("utf-8").splitlines()
+    assert found == file_text("golden/published_effects.txt").splitlines()
 
 
 # Settings of whole grids that the papers state for these runs alone.
@@ -159,14 +160,7 @@ def test_selection() -> None:
     assert [(claim.name, claim.toy) for claim in one] == [("gate-signs", False), ("gate-signs", True)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"names": ["gate-sings"]}, "no claim 'gate-sings'; did you mean 'gate-signs'?"),
-        ({"grids": ["quikstart"]}, "no grid 'quikstart'; did you mean 'quickstart'?"),
-        ({"sources": ["gpsa"]}, "no source 'gpsa'; did you mean 'gpas'?"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_an_unknown_name_gets_the_nearest(words: dict[str, list[str]], message: str) -> None:
     with pytest.raises(GpasError) as error:
         select_claims(EXPERIMENTS, **words)
@@ -188,104 +182,18 @@ def test_a_claim_of_the_file_comes_first_and_replaces_one_of_the_same_name() -> 
     assert claims["gate-signs"] == (own,)
 
 
-LOWER = comparison()
-BASE = 34.0
-Effects = Sequence[float | str | None]
-
-
-def verdict(effects: dict[str, Effects], comparison: Comparison = LOWER, *, declared: int = 99) -> Verdict:
-    """Return the verdict on made-up effects by scheme, one for each seed; None is missing, a word is a state.
-
-    The seeds after `declared` are added ones.
-    """
-    numbers: dict[tuple[str, str], Effects] = {}
+def assessed(effects: Mapping[str, Sequence[float | str | None]]) -> ClaimEvidence:
+    """Return the evidence of made-up effects by scheme, one for each seed; None is missing, a word is a state."""
+    cells: dict[str, list[Any]] = {}
     for norm, values in effects.items():
-        bases = [BASE + seed for seed in range(1, len(values) + 1)]
-        pairs = zip(bases, values, strict=True)
-        numbers[norm, "none"] = bases
-        numbers[norm, "gpas"] = [base + own if isinstance(own, float) else own for base, own in pairs]
-    made = known(numbers)
-    settings = Node({}, Mark("e.yaml", 1, 1))
-    entries = tuple(
-        replace(one, declared=Declared("demo", settings, {}, one.cell.seed > declared)) for one in made.entries
-    )
-    return evaluate(Claim("c", "A claim.", (comparison,)), replace(made, entries=entries))
-
-
-def assessed(effects: dict[str, Effects], comparison: Comparison = LOWER) -> ClaimEvidence:
-    return assess(verdict(effects, comparison))
+        cells[norm] = [34.0 + seed for seed in range(1, len(values) + 1)]
+        pairs = zip(cells[norm], values, strict=True)
+        cells[f"{norm}+gpas"] = [base + own if isinstance(own, float) else own for base, own in pairs]
+    return assess(evaluate(Claim("c", "A claim.", (comparison(),)), recorded_cells(cells)))
 
 
 CLEAR = (-0.9, -0.8, -1.0, -0.85, -0.95, -0.9)
 NOISE = (0.3, -0.4, 0.2, -0.1, 0.35, -0.3)
-
-
-def test_a_clear_effect_is_supported_in_seed_order() -> None:
-    found = assessed({"pre": CLEAR})
-    (part,) = found.parts
-    assert (found.verdict, part.verdict) == ("supported", "supported")
-    assert part.seeds == (1, 2, 3, 4, 5, 6)
-    assert part.effects == pytest.approx(CLEAR)
-    assert part.effect == pytest.approx(-0.9)
-    assert part.interval[0] < -0.9 < part.interval[1] < 0
-
-
-def test_seeds_after_one_without_a_number_are_not_used() -> None:
-    """Runs may fail for reasons that have to do with their results: passing over them would choose results."""
-    (part,) = assessed({"pre": (-0.9, "failed", *CLEAR)}).parts
-    assert part.seeds == (1,)
-    assert part.pending == tuple(range(2, 9))
-    assert part.verdict == "undecided"
-    assert [status.state for status in part.waiting((1, 2, 3))] == ["failed"]
-
-
-def test_the_evidence_of_a_prefix_does_not_change() -> None:
-    """A decision stays, whatever later seeds say: the test ended there."""
-    early = assessed({"pre": CLEAR[:5]}).parts[0]
-    late = assessed({"pre": (*CLEAR[:5], 3.0)}).parts[0]
-    assert early.verdict == late.verdict == "supported"
-
-
-def test_a_claim_needs_all_of_its_parts() -> None:
-    assert assessed({"pre": CLEAR, "lns": NOISE}).verdict == "undecided"
-    assert assessed({"pre": CLEAR, "lns": CLEAR}).verdict == "supported"
-    assert assessed({"pre": CLEAR, "lns": tuple(-x for x in CLEAR)}).verdict == "contradicted"
-
-
-def test_a_diverged_subject_prevents_support() -> None:
-    (part,) = assessed({"pre": (*CLEAR, "diverged")}).parts
-    assert part.effects[-1] == math.inf
-    assert part.verdict == "undecided"
-    assert part.effect == pytest.approx(-0.9)
-
-
-def test_ratios_are_tested_as_logarithms_and_shown_as_ratios() -> None:
-    comparison = replace(LOWER, compare="ratio", high=1.0)
-    (part,) = assessed({"pre": CLEAR}, comparison).parts
-    assert part.verdict == "supported"
-    assert part.effect == pytest.approx(1 - 0.9 / 37.5, abs=0.002)
-    assert part.interval[1] < 1
-
-
-def test_a_claim_about_each_run_needs_no_test() -> None:
-    each = replace(LOWER, test="each-run")
-    assert assessed({"pre": CLEAR}, each).verdict == "supported"
-    assert assessed({"pre": (-1.0, 0.1)}, each).verdict == "contradicted"
-
-
-def test_added_seeds_change_the_test_of_gpas_claims() -> None:
-    """Six seeds that were declared are a t test; the same six, four of which were added, are a sequential one."""
-    usual = verdict({"pre": CLEAR}).parts[0]
-    added = verdict({"pre": CLEAR}, declared=2).parts[0]
-    sequential = assessed({"pre": CLEAR}).parts[0]
-    assert (usual.test, added.test) == ("t", "sequential")
-    assert added.p == pytest.approx(1 / sequential.evidence.inside)
-    assert added.p > usual.p
-    assert added.interval == sequential.interval
-    # A small effect that a t test calls significant, and that may not be called so after looking.
-    small = (-0.3, 0.05, -0.25, -0.15, -0.3)
-    assert verdict({"pre": small}).verdict == "supported"
-    assert verdict({"pre": small}, declared=2).verdict == "undecided"
 
 
 def test_the_first_seeds_are_run_together() -> None:
@@ -336,27 +244,9 @@ def test_a_promising_part_goes_before_a_hopeless_one() -> None:
     assert [candidate.at for candidate in costing(found, 1.0, 1.0)] == [(0, 1)]
 
 
-def test_the_further_seeds_are_shown_with_their_uncertainty() -> None:
-    (part,) = verdict({"pre": (-0.9, 0.4, -0.7)}).parts
-    fewest, most = part.needed_range
-    assert fewest < part.needed
-    assert most is None
-    assert part.needed_text == f"{part.needed} ({fewest} or more)"
-    assert verdict({"pre": CLEAR}).parts[0].needed_text == ""
-    assert verdict({"pre": (-0.9,)}).parts[0].needed_text == ""
-
-
-LAWS = {
-    "{metric: loss, along: seed, take: exponent}": "an exponent needs 3 points, and 'seed' has 2",
-    "{metric: loss, along: [norm], take: offset}": "an offset needs 4 points, and 'norm' has 2",
-    "{metric: loss, along: sed, take: exponent}": "no axis 'sed'; did you mean 'seed'?",
-    "{metric: loss, along: seed}": "a law is {metric: loss, along: AXIS, take: exponent or offset}",
-}
-
-
-@pytest.mark.parametrize("value", LAWS)
-def test_a_law_without_enough_points_is_refused(value: str) -> None:
+@cases("extensions/cases.yaml")
+def test_a_law_without_enough_points_is_refused(value: str, message: str) -> None:
     grid = "base: {size: quickstart, data: quickstart}\naxes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}\n"
     claim = "statement: GPAS helps., grids: [g], subject: {gate: gpas}, against: {gate: none}, expect: lower"
     found = checks.problems(read(f"{whole(grid)}claims:\n  c: {{{claim}, value: {value}}}\n"), ())
-    assert [problem.message for problem in found] == [LAWS[value]]
+    assert [problem.message for problem in found] == [message]

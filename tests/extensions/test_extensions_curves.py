@@ -1,5 +1,6 @@
 """Runs become series with mean, spread and a look of their own."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from curve_database import stand_in
+from goldens import as_yaml, compact, compare, golden_cases
 from report_cells import OPTIM, entry
 
 from gpas_cli.extensions.curves.series import (
@@ -24,102 +26,27 @@ from gpas_cli.report.labels import has_labels
 from gpas_cli.report.quantities import by_layer, quantity
 
 
-def run(of: Entry, *values: float, **more: object) -> CellCurve:
-    return CellCurve(of, "seed", tuple((10.0 * i, y) for i, y in enumerate(values, 1)), **more)
+def made(one: Mapping[str, Any]) -> CellCurve:
+    """Return the run of a case."""
+    of = dict(one)
+    values, final_norm, grid = of.pop("values", [1.0]), of.pop("final_norm", None), of.pop("grid", "demo")
+    points = tuple(zip(of.pop("at", itertools.count(10, 10)), values, strict=False))
+    cell = replace(entry(**of), grid=grid)
+    return CellCurve(cell, "seed", points, final_norm=final_norm, stage=cell.cell.stages[0].key)
 
 
-def looks(series: tuple[Series, ...]) -> list[tuple[str, int, int]]:
-    return [(one.title, one.colour, one.style) for one in series]
+def as_text(series: Series) -> str:
+    looks = {"colour": series.colour, "style": series.style, "shade": series.shade, "runs": len(series.runs)}
+    mean = [[x, point.mean, point.std, point.n] for x, point in series.mean()]
+    final = series.final_norm()
+    values = {"mean": mean, "tails": series.tails(), "final_norm": final and final.mean}
+    return f"{series.title}: {as_yaml(compact({**looks, **values}))}"
 
 
-def test_seeds_become_a_mean_with_its_spread() -> None:
-    (series,) = make_series([run(entry(seed=1), 4.0, 2.0), run(entry(seed=2), 6.0, 3.0)])
-    assert series.title == "Pre-LN"
-    assert [(x, s.mean, s.std, s.n) for x, s in series.mean()] == [
-        (10, 5.0, pytest.approx(math.sqrt(2)), 2),
-        (20, 2.5, pytest.approx(math.sqrt(0.5)), 2),
-    ]
-    assert series.tails() == []
-
-
-def test_the_mean_ends_with_the_shortest_run() -> None:
-    (series,) = make_series([run(entry(seed=1), 4.0, 2.0), run(entry(seed=2), 6.0, 3.0, 2.0, 1.0)])
-    assert [x for x, _ in series.mean()] == [10, 20]
-    assert series.tails() == [((20, 3.0), (30, 2.0), (40, 1.0))]
-
-
-def test_runs_that_share_no_update_are_drawn_by_themselves() -> None:
-    odd = CellCurve(entry(seed=2), "seed", ((5.0, 1.0),))
-    (series,) = make_series([run(entry(seed=1), 4.0), odd])
-    assert series.mean() == []
-    assert series.tails() == [((10, 4.0),), ((5, 1.0),)]
-
-
-def test_base_and_gpas_of_a_scheme_share_a_colour_which_is_the_schemes_own() -> None:
-    every = [run(entry(norm, gate), 1.0) for norm in ("lns", "pre") for gate in ("none", "gpas")]
-    lns, pre = looks(make_series(every))[:2], looks(make_series(every))[2:]
-    assert [title for title, _, _ in lns + pre] == ["LNS", "LNS + GPAS", "Pre-LN", "Pre-LN + GPAS"]
-    assert [style for _, _, style in lns + pre] == [1, 0, 1, 0]
-    assert lns[0][1] == lns[1][1] != pre[0][1] == pre[1][1]
-    only_pre = make_series([*every[2:], run(entry("mix"), 1.0)])
-    assert only_pre[0].colour == pre[0][1]
-
-
-@pytest.mark.parametrize(
-    ("cells", "found"),
-    [
-        ((entry("pre", "none"), entry("pre", "gpas")), [("Pre-LN", 1, 1), ("Pre-LN + GPAS", 0, 0)]),
-        ((entry("pre"), entry("mix")), [("Pre-LN", 0, 0), ("Mix-LN", 4, 0)]),
-    ],
-)
-def test_gates_of_one_scheme_have_own_colours_and_one_gate_is_solid(cells: Any, found: list[Any]) -> None:
-    assert looks(make_series([run(one, 1.0) for one in cells])) == found
-
-
-def test_many_gates_have_colours_of_their_own() -> None:
-    gates = ["none", "gpas", "tanh", "relu", "identity"]
-    runs = [run(entry(gate={"init": 0.1 * i}, axes={"gate": gate}), 1.0) for i, gate in enumerate(gates)]
-    series = make_series(runs)
-    assert [one.colour for one in series] == [0, 1, 2, 3, 4]
-    assert {one.style for one in series} == {0}
-    assert [one.title for one in series][2:] == ["Pre-LN + tanh", "Pre-LN + relu", "Pre-LN + identity"]
-
-
-def test_numbers_are_shaded_in_their_order_and_named() -> None:
-    def sweep(rate: float, gate: str) -> CellCurve:
-        return run(entry(gate=gate, optim={"lr": rate, "warmup": 1, "steps": 10}, axes={"optim.lr": rate}), 1.0)
-
-    series = make_series([sweep(rate, gate) for rate in (0.003, 0.001, 0.002) for gate in ("none", "gpas")])
-    assert [one.shade for one in series] == [1.0, 1.0, 0.0, 0.0, 0.5, 0.5]
-    assert series[1].title == "Pre-LN + GPAS, optim.lr 0.003"
-
-
-def test_a_cell_of_two_grids_counts_once_and_equal_titles_name_their_grid() -> None:
-    one = entry()
-    other = replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), grid="other")
-    shared = replace(one, grid="other")
-    series = make_series([run(one, 1.0), run(shared, 1.0), run(other, 2.0)])
-    assert [(s.title, len(s.runs)) for s in series] == [("Pre-LN (demo)", 1), ("Pre-LN (other)", 1)]
-    assert series[0].colour != series[1].colour
-
-
-def test_a_setting_that_only_one_grid_names_is_in_titles_where_it_differs() -> None:
-    named = replace(entry("lns", axes={"precision": "pure_bf16"}), grid="other")
-    assert [one.title for one in make_series([run(entry(), 1.0), run(named, 2.0)])] == ["Pre-LN", "LNS"]
-    other = entry(precision="fp32")
-    titles = [one.title for one in make_series([run(other, 1.0), run(named, 2.0)])]
-    assert titles == ["Pre-LN, precision fp32", "LNS, precision pure_bf16"]
-
-
-def test_a_training_that_cells_with_other_stages_share_is_one_run() -> None:
-    scored = replace(entry(downstream={"tasks": ["piqa"]}), axes=entry().axes)
-    (series,) = make_series([run(one, 1.0, stage=one.cell.stages[0].key) for one in (entry(), scored)])
-    assert len(series.runs) == 1
-
-
-def test_a_title_is_printable() -> None:
-    (series,) = make_series([run(entry(axes={"norm": "a\x1b[31m\nb"}), 1.0)])
-    assert series.title == "a\\x1b[31m b"
+@pytest.mark.parametrize("title", golden_cases("series"))
+def test_series_are_those_of_the_golden_file(title: str) -> None:
+    runs = [made(one) for one in golden_cases("series")[title]]
+    compare("series", title, "".join(map(as_text, make_series(runs))))
 
 
 def test_nonfinite_values_are_left_out_and_units_are_scaled() -> None:
@@ -133,14 +60,6 @@ def test_layers_are_numbered_from_one_without_the_final_norm() -> None:
     assert by_layer(of, {0: 1.0, 1: 2.0, 2: math.inf})[1] is None
     # two gates a layer
     assert by_layer(of, dict(enumerate((0.1, 0.2, 0.3, 0.4)))) == (((1, 0.1), (1.5, 0.2), (2, 0.3), (2.5, 0.4)), None)
-
-
-def test_the_final_norm_has_a_mean_only_if_all_runs_have_it() -> None:
-    runs = [run(entry(seed=1), 1.0, final_norm=2.0), run(entry(seed=2), 1.0, final_norm=4.0)]
-    (series,) = make_series(runs)
-    assert series.final_norm().mean == 3.0
-    (series,) = make_series([runs[0], replace(runs[1], final_norm=None)])
-    assert series.final_norm() is None
 
 
 LAYERS = 4

@@ -10,7 +10,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from end_to_end import Toy
 from exporting import Room, needs_transformers
 from gate_activations import SOFTSIGN
 from gate_placements import PLACEMENTS, spread, two_layers
+from goldens import golden_cases
 from learned_factors import open_factors
 from safetensors.torch import load_file
 
@@ -49,20 +50,7 @@ from gpas_cli.train.training import Execution, RunPaths, prepare_text, train
 GPAS = {f"{norm}{'-gpas' if gate else ''}": {"norm": norm, "gate": gate} for norm in SCHEMES for gate in (None, "gpas")}
 FOLDED = ("pre", "lns", "layerscale", "scalars", "scaled-branches")
 COMPLETEP = {"like": "completep", "base_hidden": 8, "base_heads": 2, "base_layers": 2}
-OTHERS: dict[str, Mapping[str, object]] = {
-    "post-detach": {"norm": "post", "embed": "detach"},
-    "mix-sublayers": {"norm": "mix", "gate": {"share": "sublayer", "activation": "tanh"}, "embed": "layernorm"},
-    "sandwich-in": {"norm": "sandwich", "gate": {"site": "after-norm"}, "embed": "scaled"},
-    "deepnorm-fixed": {"norm": "deepnorm", "gate": {"learnable": False, "init": (0.1, 0.2, 0.3, -0.1)}},
-    "lns-qk-head": {"norm": "lns", "gate": "gpas", "family": {"like": "llama", "qk_norm": "head"}},
-    "pre-qk-width": {"norm": "pre", "gate": "gpas", "family": {"like": "llama", "qk_norm": "width"}},
-    "pre-dyt": {"norm": "pre", "family": {"like": "llama", "norm": "dyt"}},
-    "pre-mup": {"norm": "pre", "gate": "gpas", "parametrisation": {"like": "mup", "base_hidden": 8, "base_heads": 2}},
-    "layerscale-completep": {"norm": "layerscale", "gate": "gpas", "parametrisation": COMPLETEP},
-    "lns-qk-completep": {"norm": "lns", "family": {"like": "llama", "qk_norm": "head"}, "parametrisation": COMPLETEP},
-    "post-completep": {"norm": "post", "gate": "gpas", "parametrisation": COMPLETEP},
-    "lns-scale": {"norm": {"scheme": "lns", "apply": "scale"}, "gate": "gpas", "embed": "rmsnorm"},
-}
+OTHERS = golden_cases("networks")["exported"]
 
 
 @needs_transformers
@@ -250,21 +238,26 @@ TOKENS = torch.arange(34).reshape(2, 17)
 LLAMA_LIKE = ("pre", {"scheme": "lns", "apply": "init"}, {"scheme": "lns", "apply": "scale"})
 
 
-def trained(norm: object, gate: object = None, *, embed: object = None, eps: float = 1e-10) -> Llama:
-    """Return a network with norms and gates changed from their initial values."""
-    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 37, "eps": eps}
-    values = {"size": size, "norm": norm, "gate": gate, "init": {"std": 0.2}}
-    network = build(parse_model(values if embed is None else {**values, "embed": embed}))
+def changed(layers: int, eps: float, factors: float = 0.0, **values: object) -> Llama:
+    """Return a network in float64 with norms, factors, gates and biases unlike their initial values."""
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": layers, "vocab": 37, "eps": eps}
+    network = build(parse_model({"size": size, "init": {"std": 0.2}, **values})).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm | LayerNorm):
                 module.weight *= 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
             elif isinstance(module, LearnedFactor):
-                module.weight += 0.3 * torch.randn(module.weight.shape, generator=generator)
+                module.weight += factors + 0.3 * torch.randn(module.weight.shape, generator=generator)
             elif isinstance(module, GpasGate):
                 module.alpha += 0.4 * torch.randn(1, generator=generator)
+            if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
+                bias += 0.3 * torch.randn(bias.shape, generator=generator)
     return network
+
+
+def trained(norm: object, gate: object = None, eps: float = 1e-10, **embed: object) -> Llama:
+    return changed(4, eps, norm=norm, gate=gate, **embed)
 
 
 @pytest.mark.parametrize("norm", LLAMA_LIKE, ids=str)
@@ -343,22 +336,11 @@ ZERO_FOLDS = {
 
 
 def gated(scheme: str, site: str, *, family: str = "llama", **gate: object) -> Llama:
-    """Return a float64 network whose eps does not matter, with gates, norms and biases unlike their initial values."""
-    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 37, "eps": 1e-30}
+    """Return a network whose eps does not matter, with gates at ALPHAS."""
     gate = {"site": site, "activation": "identity", "init": 0.2, **gate}
-    values = {"size": size, "norm": two_layers(scheme), "gate": gate, "init": {"std": 0.2}, "family": family}
-    network = build(parse_model(values)).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for module in network.modules():
-            if isinstance(module, RMSNorm | LayerNorm):
-                module.weight *= 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
-            if isinstance(module, LearnedFactor):
-                module.weight += 0.5 + 0.3 * torch.randn(module.weight.shape, generator=generator)
-            if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
-                bias += 0.3 * torch.randn(bias.shape, generator=generator)
-        for module, alpha in zip(network.gates(), itertools.cycle(ALPHAS), strict=False):
-            module.alpha.fill_(alpha)
+    network = changed(3, 1e-30, 0.5, norm=two_layers(scheme), gate=gate, family=family)
+    for module, alpha in zip(network.gates(), itertools.cycle(ALPHAS), strict=False):
+        module.alpha.data.fill_(alpha)
     return network
 
 

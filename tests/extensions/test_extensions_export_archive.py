@@ -13,6 +13,7 @@ from typing import Any
 import faded_plugin
 import pytest
 import yaml
+from cases import file_text
 from face import EXPERIMENTS, START, Face, end, gpas
 from scored import finish_cells
 from test_cli_schema import check
@@ -24,7 +25,6 @@ from gpas_cli.extensions.export import ro_crate
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"
-GOLDEN = Path(__file__).parents[1] / "golden"
 PLUGIN = faded_plugin.PLUGIN.format(trace=os.devnull)
 
 
@@ -158,7 +158,7 @@ def test_a_plugin_outside_the_project_is_refused(finished: Face, tmp_path: Path,
 
 
 SECRET = "S3CRETTOK"
-SPELLINGS = yaml.safe_load((GOLDEN / "removed_secrets.yaml").read_text("utf-8"))
+SPELLINGS = yaml.safe_load(file_text("golden/removed_secrets.yaml"))
 
 
 @pytest.mark.parametrize(("spelling", "newline"), [*((spelling, "\n") for spelling in SPELLINGS), ("lines", "\r\n")])
@@ -298,6 +298,6 @@ def test_its_description_is_valid(crate: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     subprocess.run([python, "-m", "pip", "install", "-q", "roc-validator==0.13.0"], check=True)
-    context = GOLDEN / "ro-crate-1.2-context.jsonld.gz"
+    context = Path(__file__).parents[1] / "golden/ro-crate-1.2-context.jsonld.gz"
     said = subprocess.run([python, "-c", VALIDATION, crate, context], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["ro-crate-1.2 checked", "workflow-run-crate-0.5 checked"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from goldens import compare_text
 
 from gpas_cli import __version__
 from gpas_cli.events import TextFacts
@@ -41,6 +42,5 @@ CARDS = {
 def test_the_card_is_that_of_the_golden_file(name: str) -> None:
     own, origin, written, tokenizer = CARDS[name]
     text = card(own, origin, written, Path(f"out/{name}"), tokenizer=tokenizer)
-    golden = Path(__file__).parents[1] / f"golden/cards/{name}.md"
-    assert text.replace(__version__, "VERSION") == golden.read_text("utf-8")
+    compare_text(f"cards/{name}.md", text.replace(__version__, "VERSION"))
     yaml.safe_load(text.split("---\n", 2)[1])

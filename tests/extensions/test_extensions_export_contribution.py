@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from face import START, Face, end
+from goldens import compare_command, golden_cases
 from jsonschema import Draft202012Validator
 from schemas import json_schema
 from scored import finish_cells
@@ -66,24 +67,9 @@ def pack(path: Path, files: Files) -> None:
 
 def test_a_record_is_shown_beside_our_numbers_and_is_no_part_of_them(author: Face) -> None:
     author.ended("pre-s2", "done", 7.0)
-    text = author("table", "small", "--paper", "--format", "markdown").out
-    assert f"| validation perplexity | toy | toy, {COLUMN} |" in text
-    assert "| Pre-LN | 7.00 \\[1/2 seeds] | 5.00 \\[1/2 seeds] |" in text
-    said = "1 run contributed by Ada Lovelace, on cpu, code c0de, commit aaaaaaaaaaaa; checked, but not trained here"
-    assert said in text
-    assert f'<th scope="col" class="contributed">toy, {COLUMN}</th>' in author("table", "--paper", "-f", "html").out
-    assert f"toy, {COLUMN} &" not in author("table", "--format", "latex").out
-    assert f"toy, {COLUMN} \\\\" in author("table", "--paper", "--format", "latex").out
-    header, *lines = author("table", "--paper", "--format", "csv").out.splitlines()
-    assert header.endswith("status,contributed_Ada Lovelace,contributed_n_Ada Lovelace,contributed_delta_Ada Lovelace")
-    assert lines[0].startswith("pre,none,toy,perplexity,7.0,,,1,2,")
-    assert lines[0].endswith("1/2 seeds,5.0,1,")
-    document = author("table", "--paper", "--json").json
-    check("table", document)
-    cell = document["rows"][0]["cells"][0]
-    assert (cell["mean"], cell["n"], cell["published"]) == (7.0, 1, {})
-    (run,) = cell["contributed"]["Ada Lovelace"]["runs"]
-    assert (run["over"], run["value"], run["hardware"], run["commit"]) == (1, 5.0, "cpu", "a" * 40)
+    for title in golden_cases("commands/contributions"):
+        compare_command("commands/contributions", title, author)
+    check("table", author("table", "--paper", "--json").json)
     author("claims")
     assert author("status", "--json").json["grids"][0]["states"] == {"done": 1, "missing": 7}
 

@@ -4,18 +4,12 @@ from textwrap import indent
 from typing import Any
 
 import pytest
-from exporting import SIZE, Room, needs_transformers, run_alone
+from exporting import Room, needs_transformers, run_alone
+from goldens import golden_cases
 
 pytestmark = [needs_transformers, pytest.mark.long]
 
-CELLS: dict[str, dict[str, object]] = {
-    "mix": {"norm": "mix", "gate": "gpas"},
-    "sandwich": {"norm": "sandwich", "gate": {"site": "after-norm"}, "embed": "scaled"},
-    "deepnorm": {"norm": "deepnorm", "gate": {"share": "sublayer", "activation": "alpha / (1 + abs(alpha))"}},
-    "b2t": {"norm": "b2t"},
-    "plain": {"norm": "lns", "gate": "gpas"},
-    "heads": {"norm": "peri", "embed": "rmsnorm", "size": {**SIZE, "head_dim": 12, "kv_heads": 1}},
-}
+CELLS = golden_cases("networks")["exported and loaded"]
 LOAD = """
 import json, logging, sys, warnings
 sys.modules["gpas_cli"] = None

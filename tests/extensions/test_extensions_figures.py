@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cases import cases
 from disks import full
 from report_cells import entry
 from rich.console import Console
@@ -279,26 +280,14 @@ def test_a_full_disk_is_an_error_of_the_system(small_disk: Path) -> None:
     assert not list(small_disk.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.3, 250, [1, 10, 100]), (0.25, 250, [0.3, 1, 3, 10, 30, 100]), (0.9, 9.5, [1, 1.5, 2, 3, 5, 7]),
-        (2.5, 9.5, [3, 4, 5, 6, 7, 8, 9]), (1.00, 1.04, [1.0, 1.01, 1.02, 1.03, 1.04]),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_logarithmic_ticks_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
     found = log_ticks(low, high)
     assert found == ticks or (len(ticks) < 4 and set(ticks) <= set(found))
     assert 4 <= len(found) <= 12
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.003, "0.003"), (20, "20"), (1e-6, "10⁻⁶"), (2e5, "200,000"), (2e6, "2\N{MULTIPLICATION SIGN}10⁶"), (0, "0"),
-        (-0.6, "-0.6"),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_ticks_are_readable(value: float, text: str) -> None:
     assert readable(value) == text
 

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 from attempts import attempt_at
-from face import Face, end, tiny
+from cases import cases, file_text
+from face import Face, end
+from goldens import compare_command, golden_cases
 
 from gpas_cli.events import Layers, Outcome, Started
 
-GRIDS = """
-  g:
-    title: My grid
-    base: BASE
-    axes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}
-"""
+GRIDS = file_text("projects/figures.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -23,30 +20,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Face:
 
 
 def trained(folder: Path) -> Face:
-    made = Face(folder / "project", tiny(GRIDS))
+    made = Face(folder / "project", GRIDS)
     for i, entry in enumerate(made.cells()[:-1]):
         made.trained(entry, 30 + i)
     return made
 
 
-def test_the_numbers_of_a_figure_as_json(project: Face) -> None:
-    document = project("figure", "--what", "activation_variance", "--json").json
-    assert (document["schema"], document["what"], document["files"]) == (1, "activation_variance", [])
-    assert (document["x"], document["log"]) == ("layer (at update 40)", True)
-    assert document["title"] == "Activation variance at the input, g"
-    assert document["missing"] == ["g/lns-gpas-s2"]
-    assert [series["title"] for series in document["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
-    first = document["series"][0]
-    assert [(point["x"], point["n"]) for point in first["points"]] == [(1, 2), (2, 2), (3, 2)]
-    assert first["points"][0]["mean"] == pytest.approx(0.1 * 30.5)
-    assert first["final_norm"]["mean"] == pytest.approx(0.4 * 30.5)
-    assert [(run["name"], run["over"]) for run in first["runs"]] == [("g/pre-s1", 1), ("g/pre-s2", 2)]
-    assert document["series"][3]["points"][0]["std"] is None
+@pytest.mark.parametrize("title", golden_cases("commands/figures"))
+def test_what_is_said_is_that_of_the_golden_file(project: Face, title: str) -> None:
+    compare_command("commands/figures", title, project)
     assert not list(project.folder.glob("*.svg"))
 
 
 def test_heat_maps_have_the_means_over_seeds_of_every_distance(tmp_path: Path) -> None:
-    project = Face(tmp_path / "project", tiny(GRIDS.replace("[pre, lns]", "[pre]")))
+    project = Face(tmp_path / "project", GRIDS.replace("[pre, lns]", "[pre]"))
     for entry in project.cells():
         seed = entry.cell.seed
         rows = {"angular_distance": [0.1, 0.2, 0.3], "angular_distance/2": [0.4, 0.5], "angular_distance/3": [0.6]}
@@ -62,12 +49,6 @@ def test_heat_maps_have_the_means_over_seeds_of_every_distance(tmp_path: Path) -
     assert line["matrix"] is None
 
 
-def test_units_are_those_of_the_axis(project: Face) -> None:
-    document = project("figure", "--what", "memory", "--json").json
-    assert document["y"] == "memory (GB)"
-    assert document["series"][0]["points"][0]["mean"] == pytest.approx(0.4)
-
-
 def test_a_file_for_each_suffix(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     done = project("figure", "g", "-o", "out/a.pdf", "-o", "out/b")
@@ -81,7 +62,7 @@ def test_a_file_for_each_suffix(project: Face) -> None:
 
 def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
-    project = Face(tmp_path / "project", tiny(GRIDS.replace("[pre, lns]", "[pre]")))
+    project = Face(tmp_path / "project", GRIDS.replace("[pre, lns]", "[pre]"))
     for i, entry in enumerate(project.cells()):
         values = {"gate": [0.1 * i, 0.2, 0.3]} if entry.cell.model.gate else {"grad_norm": [1.0, 2.0, 3.0]}
         attempt_at(project.runs, entry, [Started(), Layers(40, values), Outcome("done", 40)])
@@ -94,87 +75,9 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
     assert project("figure", "--what", "gate", "--json").json["missing"] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
-        (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
-        (
-            ("--what", "importance"),
-            "Rise of the loss without the layer, g: no such curve has been recorded; recorded: loss, lr,",
-        ),
-        (("--what", "gate", "--layers", "1,99"), "--layers 99: the cells have the layers 1 to 3"),
-        (("--what", "grad_norm", "--at", "999"), "no curve reaches update 999; the cells train for 40 updates"),
-        (("--against", "gate=nope"), "--against gate=nope: no cell has gate 'nope'; did you mean 'none'?"),
-        (("--against", "gat=none"), "--against gat=none: no axis 'gat'; did you mean 'gate'?"),
-        (("--where", "gate=none", "--against", "gate=none"), "no recorded curve differs from one with gate none in"),
-        (("--layers", "one"), "--layers one: 'one' is not a number"),
-        (("--layers", "1"), "'loss' is not recorded by layer over updates"),
-        (("--at", "1", "--map"), "--at, --layers and --map exclude each other"),
-        (("--smooth", "1"), "1.0 is not in the range 0<=x<=0.999"),
-        (("--what", "gate", "--smooth", "0.5"), "--smooth: evaluations, and what is recorded by layer, are drawn"),
-        (("--what", "gate", "--from", "5"), "--from: gate is drawn over layers; --layers draws it over updates"),
-        (("--against", "gate"), "--against gate is not AXIS=LABEL"),
-        (("paper", "gpas-3c"), "no paper has a figure 'gpas-3c'; did you mean 'gpas-3"),
-        (("paper", "gpas-2", "--grid", "h"), "no grid 'h'"),
-        (("paper", "gpas-2", "g"), "no paper has a figure 'g'"),
-        (("paper", "gpas", "-o", "a.pdf"), "a.pdf is one file, and 8 figures are drawn: name a folder"),
-        (("--toy",), "--toy is an option of `gpas figure paper`"),
-        (("g", "--grid=g"), "--grid is an option of `gpas figure paper`"),
-        (("scaling", "g", "--layers", "1"), "--layers is an option of `gpas figure curves`"),
-        (("envelope", "g", "--every-run"), "--every-run is an option of `gpas figure curves`"),
-        (("paper", "gpas-4", "--growth"), "--growth is an option of `gpas figure curves`"),
-        (("convergence", "g", "--over", "seed"), "--over is an option of `gpas figure envelope`"),
-        (("--scaling",), "No such option: --scaling"),
-        (("paper", "spike-9", "--toy"), "no grid at quickstart size has the cells of spike-9; leave out --toy"),
-    ],
-)
-def test_mistakes(project: Face, words: tuple[str, ...], message: str) -> None:
+@cases("extensions/cases.yaml")
+def test_options_of_gpas_figure_with_a_mistake_are_refused(project: Face, words: tuple[str, ...], message: str) -> None:
     assert message in " ".join(project("figure", *words, expect=2).err.split())
-
-
-def test_curves_are_smoothed_and_what_was_recorded_is_faint(project: Face) -> None:
-    recorded = project("figure", "--where", "norm=pre", "--json").json["series"][0]["runs"][0]["points"]
-    document = project("figure", "--where", "norm=pre", "--smooth", "0.5", "--json").json
-    (x, first), (_, second) = document["series"][0]["runs"][0]["points"][:2]
-    assert [x, first] == recorded[0]
-    assert second == pytest.approx((0.5 * recorded[0][1] + recorded[1][1]) / 1.5)
-    assert document["note"] == "exponential moving averages, weight 0.5; faint: as recorded"
-
-
-def test_layers_over_updates_at_updates_and_as_maps(project: Face) -> None:
-    def series(*words: str) -> list[dict[str, object]]:
-        said = project("figure", "--what", "activation_variance", "--where", "norm=pre", "--json", *words)
-        return list(said.json["series"])
-
-    over = series("--layers", "1,3", "--where", "gate=none")
-    assert [one["title"] for one in over] == ["layer 1", "layer 3"]
-    assert [point["x"] for point in over[0]["points"]] == [1, 10, 20, 30, 40]  # type: ignore[attr-defined]
-    later = series("--layers", "1", "--from", "20")
-    assert [point["x"] for point in later[0]["points"]] == [20, 30, 40]  # type: ignore[attr-defined]
-    assert [one["title"] for one in series("--at", "10,40", "--where", "gate=none")] == ["update 10", "update 40"]
-    (shown,) = series("--map", "--where", "gate=none")
-    assert shown["columns"] == [1, 10, 20, 30, 40]
-    assert len(shown["matrix"]) == 3  # type: ignore[arg-type]
-
-
-def test_ratios_of_cells_with_and_without_a_gate(project: Face) -> None:
-    done = project("figure", "--what", "activation_variance", "--against", "gate=none", "--json")
-    document = done.json
-    assert document["y"] == "activation variance at the input, ratio to gate none"
-    assert document["level"] == 1
-    assert [one["title"] for one in document["series"]] == ["Pre-LN + GPAS", "LNS + GPAS"]
-    pre = document["series"][0]
-    assert [run["name"] for run in pre["runs"]] == ["g/pre-gpas-s1", "g/pre-gpas-s2"]
-    assert pre["points"][0]["mean"] == pytest.approx((32 / 30 + 33 / 31) / 2)
-    assert document["missing"] == ["g/lns-gpas-s2"]
-
-
-def test_a_figure_of_a_paper_from_another_grid(project: Face) -> None:
-    done = project("figure", "paper", "gpas-4", "--grid", "g", "--json")
-    (figure,) = done.json["figures"]
-    assert (figure["number"], figure["note"]) == ("4", "size: tiny, grid g")
-    assert [panel["title"] for panel in figure["panels"]] == ["(a) Pre-LN", "(b) Pre-LN + GPAS"]
 
 
 def test_files_of_figures_of_papers(project: Face) -> None:
@@ -183,15 +86,6 @@ def test_files_of_figures_of_papers(project: Face) -> None:
     drawn = {path.name: path.read_bytes() for path in (project.folder / "papers").iterdir()}
     assert drawn.keys() == {"gpas-4.pdf", "gpas-4.png", "gpas-4.svg"}
     assert b">GPAS, Figure 4: Activation variance by layer (size: tiny, grid g)<" in drawn["gpas-4.svg"]
-
-
-def test_a_figure_that_cannot_be_drawn_names_its_cells_and_the_command(project: Face) -> None:
-    missing = project("figure", "paper", "gpas-7", "--grid", "g", expect=3)
-    assert "1 cell without a result: g/lns-gpas-s2." in missing.out
-    assert "gpas run grid g --where norm=lns --where gate=gpas --where seed=2" in missing.out
-    undeclared = project("figure", "paper", "gpas-2", expect=3)
-    assert "experiments.yaml declares no grid 'table2'" in undeclared.out
-    assert "At quickstart size: gpas figure paper gpas-2 --toy" in undeclared.out
 
 
 def test_a_figure_in_the_terminal(project: Face) -> None:
@@ -207,15 +101,10 @@ def test_too_few_sizes_for_a_power_law(project: Face) -> None:
     assert "Wrote s.svg." in said.out
     assert "too few points" in said.out
     assert "1 cell of 8 without a result." in said.out
-    document = project("figure", "scaling", "g", "--json").json
-    assert [panel["x"] for panel in document["panels"]] == ["parameters N", "training FLOPs C"]
-    assert document["laws"][0]["words"] == "1 point; a power law needs 3"
-    missing = ("--where", "norm=lns", "--where", "gate=gpas", "--where", "seed=2")
-    assert "nothing to draw" in project("figure", "scaling", "g", *missing, expect=2).err
 
 
 def test_before_any_run_the_command_is_named(tmp_path: Path) -> None:
-    project = Face(tmp_path / "project", tiny(GRIDS))
+    project = Face(tmp_path / "project", GRIDS)
     said = project("figure", "g", "--where", "norm=pre", expect=2).err
     none = "Training loss, g: no such curve has been recorded"
     assert said == f"gpas: {none}; `gpas run grid g --where norm=pre` runs the cells\n"

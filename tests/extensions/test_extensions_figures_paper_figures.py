@@ -1,9 +1,9 @@
 """The papers' figures: every one can be drawn from its grids, with the panels and lines that the paper has."""
 
-from pathlib import Path
-
 import pytest
+from cases import cases
 from curve_database import stand_in
+from goldens import compare_text
 from named_papers import PACKS
 from shipped import EXPERIMENTS, cells_of, everything
 
@@ -14,7 +14,6 @@ from gpas_cli.report.recorded import Recorded
 
 FIGURES = declared_figures(PACKS)
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
-GOLDEN = Path(__file__).parents[1] / "golden/figures.txt"
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_panels_and_lines_are_those_of_the_golden_file(database: object) -> None
     found = [
         described(name, database, toy) for name, spec in FIGURES.items() for toy in (False, True) if spec.toy or not toy
     ]
-    assert "\n".join(found) + "\n" == GOLDEN.read_text("utf-8")
+    compare_text("figures.txt", "\n".join(found) + "\n")
 
 
 def test_gates_of_earlier_versions_are_drawn_as_recorded(database: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,15 +95,6 @@ def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> Non
     assert [figure.name for figure in made if figure.problem] == ["spike-2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["gpas-3a"], ["gpas-3a"]),
-        (["gpas:3a", "GPAS-2"], ["gpas-2", "gpas-3a"]),
-        (["gpas-3"], ["gpas-3a", "gpas-3b"]),
-        (["curse"], ["curse-1", "curse-2", "curse-4", "curse-5"]),
-        (["all"], list(FIGURES)),
-    ],
-)
-def test_names(words: list[str], names: list[str]) -> None:
+@cases("extensions/cases.yaml")
+def test_names_of_figures(words: list[str], names: list[str]) -> None:
     assert [spec.name for spec in named(words, PACKS)] == names

@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from cases import cases
 from finetuning import DATA, OPTIM, SIZE, pretrain, write_texts
+from goldens import golden_cases
 from pyarrow import parquet
 from recorder import stop_after
 
@@ -251,35 +253,7 @@ def test_what_measures_the_network_comes_after_its_finetuning() -> None:
     assert [(stage.kind, stage.key) for stage in cell_from(values).stages] == list(zip(kinds, keys, strict=True))
 
 
-# Among the first records of the training splits of nyu-mll/glue, with its columns (MNLI: Williams et al. 2018, OANC
-# licence and others; QNLI from SQuAD: Rajpurkar et al. 2016, CC BY-SA 4.0; SST-2: Socher et al. 2013).
-MNLI = [
-    {"premise": premise, "hypothesis": hypothesis, "label": label, "idx": idx}
-    for premise, hypothesis, label, idx in (
-        ("Conceptually cream skimming has two basic dimensions - product and geography.",
-         "Product and geography are what make cream skimming work. ", 1, 0),
-        ("How do you know? All this is their information again.", "This information belongs to them.", 0, 3),
-        ("At the end of Rue des Francs-Bourgeois is what many consider to be the city's most handsome "
-         "residential square, the Place des Vosges, with its stone and red brick facades.",
-         "Place des Vosges is constructed entirely of gray marble.", 2, 10),
-    )
-]  # fmt: skip
-QNLI = [
-    {"question": question, "sentence": sentence, "label": label, "idx": idx}
-    for question, sentence, label, idx in (
-        ("When did the third Digimon series begin?",
-         "Unlike the two seasons before it and most of the seasons that followed, Digimon Tamers takes a darker and "
-         "more realistic approach to its story.", 1, 0),
-        ("What two things does Popper argue Tarski's theory involves in an evaluation of truth?",
-         "He bases this interpretation on the fact that examples such as the one described above refer to two things: "
-         "assertions and the facts to which they refer.", 0, 2),
-    )
-]  # fmt: skip
-SST2 = [
-    {"sentence": "hide new secretions from the parental units ", "label": 0, "idx": 0},
-    {"sentence": "that loves its characters and communicates something rather beautiful about human nature ",
-     "label": 1},
-]  # fmt: skip
+MNLI, QNLI, SST2 = golden_cases("glue_records").values()  # of the three tasks
 RECORDS = {
     "mnli": {"train": MNLI, "validation_matched": MNLI, "validation_mismatched": MNLI[::-1]},
     "qnli": {"train": QNLI, "validation": QNLI[:1]},
@@ -359,17 +333,8 @@ def test_a_limit_reads_the_first_examples_of_each_split(folder: Path) -> None:
     assert [len(rows) for rows in prepared(folder, "sst2", limit=2).held_out.values()] == [2]
 
 
-@pytest.mark.parametrize(
-    ("split", "changed", "message"),
-    [
-        ("validation", {"label": -1}, "validation.jsonl:1: the label is -1: it is hidden, as in GLUE's test splits"),
-        ("train", {"label": 2}, r"qnli/train.jsonl:1: the label 2 is not one of qnli: 0 \(entailment\), 1 \(not_"),
-        ("train", {"label": True}, "the label True is not one of qnli"),
-        ("train", {"label": "entailment"}, "the label 'entailment' is not one of qnli"),
-        ("train", {"sentence": None}, "the field 'sentence' is not text but null"),
-    ],
-)
-def test_a_wrong_record_is_one_message(folder: Path, split: str, changed: dict[str, Any], message: str) -> None:
+@cases("extensions/cases.yaml")
+def test_a_wrong_record_of_glue_is_one_message(folder: Path, split: str, changed: dict[str, Any], message: str) -> None:
     write(folder / "glue", "qnli", split, [QNLI[0] | changed])
     with pytest.raises(DataError, match=message):
         prepared(folder, "qnli")
@@ -422,8 +387,8 @@ def test_embedded_tasks_have_both_labels_and_one_or_two_texts(tmp_path: Path, ta
     found = prepared(tmp_path, task)
     held_out = found.held_out[task]
     assert (len(found.train), len(held_out)) == (1_000, 1_200)
-    for rows in (found.train, held_out):
-        assert 0.45 < sum(rows.labels) / len(rows) < 0.55
+    for own in (found.train, held_out):
+        assert 0.45 < sum(own.labels) / len(own) < 0.55
     assert prepared(tmp_path, task).identity == found.identity
     ends = [list(row).count(TOKENIZER.eos_id) for row in found.train.ids]
     assert set(ends) == {len(found.task.texts) + 1}

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import math
 import random
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from end_to_end import WORDS
 from exporting import CPU, Room, needs_harness, needs_transformers, run_alone
+from goldens import golden_cases
 from local_documents import score_local, write
 
 from gpas_cli.data import hub
@@ -42,59 +43,24 @@ def words(fewest: int, most: int) -> str:
     return " ".join(CHOOSER.choice(WORDS) for _ in range(CHOOSER.randint(fewest, most)))
 
 
-def four() -> dict[str, object]:
-    return {"text": [words(1, 5) for _ in range(4)], "label": list("ABCD")}
-
-
-def any_of(*options: Any) -> Any:
-    return CHOOSER.choice(options)
+def filled(document: Any) -> Any:
+    """Return a document with words and choices drawn."""
+    if isinstance(document, dict):
+        chosen = document.get("any of")
+        return CHOOSER.choice(chosen) if chosen else {name: filled(own) for name, own in document.items()}
+    if isinstance(document, list):
+        return list(map(filled, document))
+    if not isinstance(document, str):
+        return document
+    return re.sub(r"<(\d+)-(\d+)>", lambda found: words(*map(int, found.groups())), document)
 
 
 def random_states() -> tuple[Any, ...]:
     return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
 
-# A document of each task in the harness's own format.
-DOCUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "winogrande": lambda: {
-        "sentence": f"{words(3, 5)} _ {words(2, 4)}", "option1": words(1, 2), "option2": words(1, 2),
-        "answer": any_of("1", "2"),
-    },
-    "piqa": lambda: {"goal": words(3, 9), "sol1": words(1, 9), "sol2": words(1, 9), "label": any_of(0, 1)},
-    "openbookqa": lambda: {"question_stem": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
-    "hellaswag": lambda: {
-        "activity_label": words(1, 2), "ctx_a": words(3, 5), "ctx_b": words(1, 3),
-        "endings": [words(2, 6) for _ in range(4)], "label": any_of(*"0123"),
-    },
-    "boolq": lambda: {"passage": words(9, 20), "question": words(3, 6), "label": any_of(0, 1)},
-    "arc_easy": lambda: {"question": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
-    "arc_challenge": lambda: {"question": words(3, 9), "choices": four(), "answerKey": any_of(*"ABCD")},
-    "social_iqa": lambda: {
-        "context": words(3, 9), "question": words(2, 4), "answerA": words(1, 4), "answerB": words(1, 4),
-        "answerC": words(1, 4), "label": any_of(*"123"),
-    },
-    "cb": lambda: {"premise": words(6, 9), "hypothesis": words(3, 5), "label": any_of(0, 1, 2)},
-    "copa": lambda: {
-        "premise": f"{words(3, 5)}.", "question": any_of("cause", "effect"), "choice1": f"{words(2, 4)}.",
-        "choice2": f"{words(2, 4)}.", "label": any_of(0, 1),
-    },
-    "sglue_rte": lambda: {"premise": words(6, 9), "hypothesis": words(3, 5), "label": any_of(0, 1)},
-    "wic": lambda: {
-        "sentence1": words(4, 6), "sentence2": words(4, 6), "start1": 0, "end1": 4, "label": any_of(0, 1),
-    },
-    "wsc": lambda: {
-        "text": "gate norm layer scales the stream", "span1_text": "gate", "span2_text": "the", "span2_index": 4,
-        "label": any_of(0, 1),
-    },
-    "wikitext": lambda: {"page": f" = {words(1, 2)} = \n\n {words(60, 90)} , {words(2, 4)} . \n"},
-    "lambada_openai": lambda: {"text": words(8, 12)},
-}  # fmt: skip
+DOCUMENTS = golden_cases("harness_documents")
 SHARED = ("arc_easy", "openbookqa", "social_iqa")
-METRICS = {
-    "winogrande": {"acc"}, "boolq": {"acc"}, "cb": {"acc", "f1"}, "copa": {"acc"}, "sglue_rte": {"acc"}, "wic": {"acc"},
-    "wsc": {"acc"}, "social_iqa": {"acc"}, "lambada_openai": {"perplexity", "acc"},
-    "wikitext": {"word_perplexity", "byte_perplexity", "bits_per_byte"},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +68,9 @@ def folder(room: Room) -> Path:
     """Return a folder with COUNT documents of each task, 4 for solved examples, and 3 of each subject of MMLU."""
     folder = room.folder / "documents"
     folder.mkdir()
-    for task, make in DOCUMENTS.items():
-        write(folder / f"{task}.jsonl", [make() for _ in range(COUNT)])
-        write(folder / f"{task}.train.jsonl", [make() for _ in range(4)])
+    for task, own in DOCUMENTS.items():
+        write(folder / f"{task}.jsonl", [filled(own["document"]) for _ in range(COUNT)])
+        write(folder / f"{task}.train.jsonl", [filled(own["document"]) for _ in range(4)])
     return folder
 
 
@@ -127,7 +93,7 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
     before = random_states()
     seen: list[tuple[int, int]] = []
     scores = score_local(task, *ours, folder, progress=lambda done, total: seen.append((done, total)))
-    assert {score.metric for score in scores} == METRICS.get(task, {"acc", "acc_norm"})
+    assert {score.metric for score in scores} == set(DOCUMENTS[task].get("metrics", ("acc", "acc_norm")))
     for score in scores:
         assert (score.task, score.examples, score.shots) == (task, COUNT, 0)
         assert score.harness.startswith("lm_eval 0.4.")
@@ -188,11 +154,9 @@ def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer,
         for path in (Path(importlib.util.find_spec("lm_eval").origin).parent / "tasks/mmlu/default").glob("mmlu_*.yaml")  # type: ignore[union-attr,arg-type]
     )
     assert len(subjects) == 57
+    question = {"question": "<3-6>", "choices": ["<1-2>"] * 4, "answer": {"any of": [0, 1, 2, 3]}}
     documents = [
-        {
-            "subject": subject, "question": words(3, 6), "choices": [words(1, 2) for _ in range(4)],
-            "answer": any_of(0, 1, 2, 3),
-        }
+        filled({"subject": subject, **question})
         for number, subject in enumerate(subjects)
         for _ in range(1 + number % 3)
     ]  # fmt: skip

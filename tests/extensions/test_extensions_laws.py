@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from cases import cases
 from named_papers import by_paper
 from report_cells import OPTIM, entry, result, valued
 from shipped import cells_of
@@ -110,14 +111,7 @@ def test_lines_are_means_over_seeds_in_order_of_the_axis_with_the_best_starred()
     assert (figure.log_x, figure.x, figure.y) == (True, "optim.lr", "validation perplexity")
 
 
-@pytest.mark.parametrize(
-    ("axis", "value", "message"),
-    [
-        ("optim.rl", "perplexity", "no cell has an axis 'optim.rl'; did you mean 'optim.lr'"),
-        ("gate", "perplexity", "need at least two values of it, all numbers"),
-        ("size", "perplexity", "need at least two values of it, all numbers"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_an_axis_that_is_none_of_numbers_is_refused(axis: str, value: str, message: str) -> None:
     with pytest.raises(GpasError, match=message):
         envelope(recorded(), axis, value, "seed", "")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 from importance_ranks import WORDS, cell_of, measured, save_network, without, write_texts
 from recorder import Recorder, stop_after
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import validation_batches
-from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.evaluate.tasks.local import import_task
@@ -155,13 +155,7 @@ def test_a_masked_network_is_measured_by_the_loss_of_masked_tokens(room: Path, t
     assert "loss" not in outcome.metrics
 
 
-@pytest.mark.parametrize(
-    ("scheme", "gate", "family"),
-    [
-        ("pre", None, "gpt"), ("lns", "gpas", "llama"), ("sandwich", "gpas", "gpt"), ("peri", None, "llama"),
-        ("mix", "gpas", "llama"),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_a_layer_without_effect(room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str) -> None:
     """A gate that starts at zero scales by one."""
     cell = cell_of(norm=scheme, gate=gate, family=family)
@@ -446,17 +440,3 @@ def test_keys_of_cells_without_tasks_are_those_of_before() -> None:
     assert cell_of(norm="pre", gate="gpas").key == without.key
     with_tasks = cell_of(norm="pre", gate=None, importance={"tasks": ["indent"]})
     assert with_tasks.key != cell_of(norm="pre", gate=None, importance={}).key
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"limit": 5}, "importance.limit: has no effect without tasks"),
-        ({"max_length": 64}, "importance.max_length: has no effect without tasks"),
-        ({"tasks": ["wikitext"]}, "importance.tasks: wikitext has no accuracy"),
-        ({"tasks": ["bracket", "bracke"]}, "did you mean 'bracket'"),
-    ],
-)
-def test_mistakes_of_the_section(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidExperiments, match=message):
-        cell_of(norm="pre", gate=None, importance=section)

@@ -10,6 +10,7 @@ from typing import Any
 import face
 import pytest
 from attempts import attempt_at
+from cases import file_text
 from face import Face, gpas, tiny
 
 from gpas_cli import extension
@@ -80,53 +81,36 @@ def test_unset_sections_of_a_missing_stage_are_ignored(hidden: str) -> None:
             cell_from({**whole, setting: {}})
 
 
-RECIPE = "size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}"
-# For each extension that has a section of cells, cells that have it, and metrics of their last stage.
+# For each extension that has a section of cells, which a grid of its name has, metrics of their last stage.
 USES = {
-    "quantised": (
-        f"base: {{{RECIPE}, quantised: {{bits: [4]}}}}, axes: {{seed: [1, 2]}}",
-        {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25},
-    ),
-    "glue": (
-        f"base: {{{RECIPE}, objective: mlm, family: bert, norm: post, "
-        "glue: {tasks: [ordered], lr: [1e-3], length: 16}}, axes: {seed: [1, 2]}",
-        {"glue_accuracy/ordered": 62.5},
-    ),
-    "layers": (f"base: {{{RECIPE}, layers: {{eval_tokens: 100}}}}, axes: {{seed: [1, 2]}}", {"largest_kurtosis": 3.25}),
-    "networks": ("base: {texts: {texts: [stdlib]}}, axes: {network: [one, two]}", {"text_perplexity/stdlib": 7.5}),
+    "quantised": {"quantised_perplexity/int4": 7.5, "quantised_rise/int4": 0.25},
+    "glue": {"glue_accuracy/ordered": 62.5},
+    "layers": {"largest_kurtosis": 3.25},
+    "networks": {"text_perplexity/stdlib": 7.5},
 }
-NETWORKS = "networks:\n" + "".join(f"  {name}: {{hf: org/{name}, revision: {'a' * 40}}}\n" for name in ("one", "two"))
-
-
-def declared(cells: str, value: str) -> str:
-    rows = "network" if "network" in cells else "seed"
-    table = f"{{rows: [{rows}], columns: size, value: {value}}}"
-    grids = f"  plain: {{base: {{{RECIPE}}}, axes: {{seed: [1, 2]}}}}\n  with: {{{cells}, table: {table}}}\n"
-    return tiny(grids).replace("grids:\n", f"{NETWORKS}grids:\n")
 
 
 @pytest.mark.parametrize("hidden", USES, indirect=True)
 def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
-    cells, metrics = USES[hidden]
-    metric, value = next((name.partition("/")[0], value) for name, value in metrics.items())
+    metrics = USES[hidden]
     with found_again(hidden):
-        project = Face(tmp_path / "project", declared(cells, metric))
+        project = Face(tmp_path / "project", file_text("projects/missing.yaml"))
         project.train_all()
-        for entry in project.entries("with"):
+        for entry in project.entries(hidden):
             kind, key = entry.cell.stages[-1].kind, entry.cell.key
             events = [Started(stage=kind, key=key, host="there", device="cpu", precision="fp32", code="c0de")]
             attempt_at(project.runs, entry, [*events, Outcome("done", metrics=metrics)], place=-1)
-        assert project("status", "with", "--json").json["cells"][0]["state"] == "done"
+        assert project("status", hidden, "--json").json["cells"][0]["state"] == "done"
         shown = project("table", "plain").out
     for words in ("--help", "plan plain", "status plain", "status", "why plain/s1", "db rebuild --yes"):
         project(*words.split())
     assert project("table", "plain").out == shown
-    for words in ("plan with", "status with", "table with", "run with --yes"):
-        said = project(*words.split(), expect=2)
+    for command in (["plan", hidden], ["status", hidden], ["table", hidden], ["run", hidden, "--yes"]):
+        said = project(*command, expect=2)
         needs = f"needs the extension {hidden}, which this installation does not have"
         assert any(f"'{name}' {needs}" in said.err for name in IN_WHEEL[hidden].settings)
     with found_again(hidden):
-        assert f"{value:.2f}" in project("table", "with").out
+        assert f"{next(iter(metrics.values())):.2f}" in project("table", hidden).out
 
 
 def test_the_shipped_file_is_read(hidden: str, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from exporting import Room, needs_transformers
+from goldens import golden_cases
 from safetensors.torch import load_file, save_file
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -27,7 +29,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.parse_cell import Catalogue, cell_from, parse_model
+from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.training import Execution, RunPaths, train
 
@@ -59,19 +61,12 @@ def test_only_what_identifies_the_numbers_is_in_the_key() -> None:
     assert cell_of(replace(FOLDER, path="elsewhere")).key == cell_of(FOLDER).key
 
 
-@pytest.mark.parametrize(
-    ("network", "change"),
-    [
-        (HUB, {"hf": "org/other"}),
-        (HUB, {"revision": "f" * 40}),
-        (HUB, {"dtype": "bf16"}),
-        (FOLDER, {"sha256": "cd" * 32}),
-    ],
-)
-def test_every_other_change_is_another_network(network: PinnedNetwork, change: dict[str, object]) -> None:
-    other = replace(network, **change)
-    assert cell_of(other).key != cell_of(network).key
-    assert other.name != network.name
+@cases("extensions/cases.yaml")
+def test_every_other_change_is_another_network(network: str, change: dict[str, Any]) -> None:
+    known = {"hub": HUB, "folder": FOLDER}[network]
+    other = replace(known, **change)
+    assert cell_of(other).key != cell_of(known).key
+    assert other.name != known.name
 
 
 def test_no_setting_is_forgotten() -> None:
@@ -88,39 +83,9 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
         cell_from({"network": {**plain(HUB), **earlier, "made": "gpt2"}, **STAGE})
 
 
-@pytest.mark.parametrize(
-    ("network", "problem"),
-    [
-        (PinnedNetwork(), "needs one of hf"),
-        (replace(HUB, path="nets/mine"), "needs one of hf"),
-        (PinnedNetwork(hf="org/name"), "revision: is required"),
-        (replace(FOLDER, revision=COMMIT), "revision: has no effect on nets/mine"),
-        (replace(HUB, sha256=PIN), "sha256: has no effect on org/name"),
-    ],
-)
-def test_what_is_wrong_with_a_network_is_named(network: PinnedNetwork, problem: str) -> None:
-    assert problem in "\n".join(map(str, network.declared(Path(), None)[1]))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "needs a stage that measures it: downstream, texts, importance, quantised, layers"),
-        ({"finetune": {}, **STAGE}, "finetune: is not for networks that were not trained here"),
-        ({"importance": {}}, "importance.text: is required: the text on which the network is measured"),
-        ({"network": {"hf": "a/b", "revision": "main"}, **STAGE}, "'main' is not a commit (40 hex digits)"),
-        ({"network": "thiers", **STAGE}, "unknown network 'thiers'; did you mean 'theirs'?"),
-    ],
-)
-def test_bad_cells_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidExperiments) as error:
-        cell_from({"network": plain(FOLDER), **values}, Catalogue(networks={"theirs": HUB}))
-    assert message in str(error.value)
-
-
-def test_a_cell_that_is_trained_here_has_no_text_for_importance() -> None:
-    with pytest.raises(InvalidExperiments, match=r"importance.text: is for networks that were not trained here"):
-        cell_from({"size": "quickstart", "data": "quickstart", "optim": OPTIM, **STAGE})
+@cases("extensions/cases.yaml")
+def test_what_is_wrong_with_a_network_is_named(network: dict[str, str], problem: str) -> None:
+    assert problem in "\n".join(map(str, PinnedNetwork(**network).declared(Path(), None)[1]))
 
 
 def test_a_network_has_no_checkpoint() -> None:
@@ -180,42 +145,16 @@ def test_a_cell_uses_the_extensions_of_its_network_and_its_tasks() -> None:
 
 DELETED = "deleted"  # stands for no value
 SIZE = {"hidden": 64, "ffn": 160, "heads": 8, "layers": 3, "vocab": 512}
-SHAPE = {
-    "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 512,
-    "rms_norm_eps": 1e-6,
-}  # fmt: skip
-ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
-# What transformers calls a network, its configuration, and ours.
-KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "smollm2": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_theta": 1e5},
-                {"kv_heads": 2, "rope_theta": 1e5}, {"tied": True}),
-    "qwen2": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True},
-              {"kv_heads": 4}, {"tied": True, "qkv_bias": True}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False},
-              {"kv_heads": 2}, {"qk_norm": "head"}),
-    "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": False, "rope_parameters": ROPE},
-               {"kv_heads": 2, "rope_theta": 5e5, "rope_factor": 8, "rope_context": 64}, {}),
-    "linear": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": False,
-                         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-               {"rope_factor": 4}, {}),
-    "wide": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 70_000},
-             {"kv_heads": 4, "vocab": 70_000}, {"tied": True, "qkv_bias": True}),
-    "qwen3-heads": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
-                    {"kv_heads": 2, "head_dim": 16}, {"qk_norm": "head", "tied": True}),
-    "llama-heads": ("Llama", {"num_key_value_heads": 4, "head_dim": 6, "tie_word_embeddings": False},
-                    {"kv_heads": 4, "head_dim": 6}, {}),
-    "qwen2-heads": ("Qwen2", {"num_key_value_heads": 8, "head_dim": 12, "tie_word_embeddings": False},
-                    {"head_dim": 12}, {"qkv_bias": True}),
-}  # fmt: skip
+NETWORKS = golden_cases("networks")
+KINDS = NETWORKS["kinds"]
 
 
 def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
     """Return a network of transformers with random weights and biases, and how it is declared."""
     import transformers
 
-    name, more, _, _ = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **more})
+    name = KINDS[kind]["name"]
+    config = getattr(transformers, f"{name}Config")(**{**NETWORKS["shape of kinds"], **KINDS[kind]["config"]})
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
     with torch.no_grad():
@@ -228,8 +167,8 @@ def folder_of(kind: str, folder: Path) -> tuple[PinnedNetwork, Any]:
 
 
 def model_of(kind: str, **more: Any) -> Any:
-    _, _, size, family = KINDS[kind]
-    return parse_model({"size": {**SIZE, **size}, "family": family, **more})
+    own = KINDS[kind]
+    return parse_model({"size": {**SIZE, **own["size"]}, "family": own["family"], **more})
 
 
 def started(pinned: PinnedNetwork, model: Any, events: list[Event] | None = None) -> Llama:
@@ -266,22 +205,7 @@ def test_logits_are_those_of_transformers_and_the_export_is_read_again(kind: str
     assert absence((own, model_of(kind)), tmp_path, tmp_path) == ""
 
 
-SAME = {
-    "gates": {"gate": "gpas"},
-    "formula": {"gate": {"activation": "alpha / (1 + abs(alpha))", "share": "sublayer", "site": "after-module"}},
-    "lns": {"norm": {"scheme": "lns", "apply": "scale"}, "gate": "gpas"},
-    "layerscale": {"norm": {"scheme": "layerscale", "start": 1e-3}},
-    "scalars": {"norm": "scalars"},
-    "branches": {"norm": "scaled-branches", "gate": "gpas"},
-    "mup": {"parametrisation": {"like": "mup", "base_hidden": 16, "base_heads": 2}},
-    "embedding": {"embed": "scaled"},
-}
-OTHER = {
-    "sandwich": {"norm": "sandwich"},
-    "values": {"norm": "value-residual"},
-    "alpha": {"gate": {"init": 0.5}},
-    "rmsnorm": {"embed": "rmsnorm"},
-}
+SAME, OTHER = NETWORKS["same function"], NETWORKS["other function"]
 
 
 @needs_transformers
@@ -318,27 +242,7 @@ def changed_config(network: PinnedNetwork, folder: Path, **values: Any) -> Pinne
     return replace(network, path=str(folder), sha256=pin_of(*digests(folder)))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"model_type": "gpt_neox"}, "its model_type is gpt_neox; a training starts from llama, qwen2, qwen3, mistral"),
-        ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
-        ({"head_dim": 32}, "has head_dim 32, not None; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
-            "its rotary positions are scaled by yarn; valid: linear, ",
-        ),
-        ({"attention_bias": True}, "not all of its projections have biases"),
-        ({"model_type": "mistral", "sliding_window": 32}, "its tokens attend only to the last 32"),
-        ({"num_key_value_heads": 4}, "has kv_heads 4, not 2; write size: {name: other, hidden: 64, ffn: 160, heads: 8"),
-        ({"model_type": "qwen2"}, "has qkv_bias True, not False; write size: "),
-        ({"rms_norm_eps": 1e-5}, "has eps 1e-05, not 1e-06"),
-        ({"rms_norm_eps": 1.00001e-6}, "has eps 1.00001e-06, not 1e-06"),
-        ({"rope_theta": 10001.0}, "has rope_theta 10001.0, not 10000.0"),
-        ({"intermediate_size": None}, "has ffn None, not 160"),
-        ({"hidden_size": DELETED}, "its config.json has no 'hidden_size'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_networks_of_another_kind_or_shape_are_refused(
     change: dict[str, Any], reason: str, small: PinnedNetwork, tmp_path: Path
 ) -> None:
@@ -469,14 +373,7 @@ def test_a_cell_survives_its_record_and_its_key_does_not_have_the_place(small: P
     assert small.sha256 in _start(cell.to_mapping()["start"])
 
 
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        ({"init": {"preset": "scaled"}}, "init: has no effect: the weights are those of"),
-        ({"start": "none"}, "data.tokenizer: start is for a training with the setting start"),
-        ({"start": "nothing"}, "start: unknown start 'nothing'"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_settings_that_contradict_a_start_are_refused(
     more: dict[str, Any], problem: str, small: PinnedNetwork, room: Room
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from exporting import needs_transformers
 from stage_runs import new_attempt, run
 from torch.nn import functional
@@ -232,14 +233,7 @@ def test_the_file_of_the_authors_and_rows_of_the_hub_are_the_same_task(tmp_path:
     assert import_task(rows, "squad", tmp_path).name == made.name
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"answers": {"text": []}}, "no answer: this is not version 1.1"),
-        ({"answers": {"text": ["Geneva"]}}, "the answer 'Geneva' is not a part of the context"),
-        ({"context": 3}, "'context' is not text; the fields are question, context and answers"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_rows_that_are_not_of_squad_are_refused(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     good = {"question": "Where?", "context": PASSAGE, "answers": {"text": ["Lausanne"]}}
     path = tmp_path / "rows.jsonl"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases, file_text
 from exporting import Room, needs_transformers
 from face import Face
 from test_cli_schema import check
@@ -13,18 +14,7 @@ from gpas_cli.events import Scoring
 from gpas_cli.extensions.networks.network import digests, pin_of
 from gpas_cli.store.journal import read
 
-GRIDS = """\
-version: 1
-networks:
-  theirs: {{path: net{pin}}}
-  hub: {{hf: org/name, revision: 0123456789abcdef0123456789abcdef01234567, layers: 32, hidden: 4096, ffn: 11008,
-    vocab: 32000}}
-grids:
-  nets:
-    base: {{texts: {{texts: [notes.txt]}}, importance: {{text: notes.txt}}{more}}}
-    axes: {{network: [theirs, hub]}}
-    table: {{rows: [network], value: mean_importance}}
-"""
+GRIDS = file_text("projects/networks.yaml")
 
 
 @pytest.fixture
@@ -43,7 +33,8 @@ def pin(face: Face) -> str:
 
 
 def declare(face: Face, more: str = "", pinned: bool = True) -> None:
-    face.declare(GRIDS.format(pin=f", sha256: {pin(face)}" if pinned else "", more=more))
+    pinned_path = f"path: net, sha256: {pin(face)}" if pinned else "path: net"
+    face.declare(GRIDS.replace("path: net", pinned_path).replace("text: notes.txt}", f"text: notes.txt}}{more}"))
 
 
 def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:
@@ -54,17 +45,10 @@ def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-@pytest.mark.parametrize(
-    ("removed", "message"),
-    [
-        (("config.json",), "net has no config.json"),
-        (("model.safetensors",), "net has no weights (*.safetensors, *.bin)"),
-        (("config.json", "model.safetensors"), "net has no config.json"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_a_folder_without_a_network_is_refused_when_planned(
-    nets: Face, pinned: bool, removed: tuple[str, ...], message
-):
+    nets: Face, pinned: bool, removed: list[str], message: str
+) -> None:
     """No digest of it is offered to pin."""
     declare(nets, pinned=pinned)
     for name in removed:
@@ -195,14 +179,7 @@ def test_a_task_without_data_is_named_and_the_others_are_scored(
     assert {score["task"] for score in said.json["scores"]} == {"indent"}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--tasks", "piqq"), "--tasks: unknown task 'piqq'; did you mean 'piqa'?"),
-        (("--shots", "-1"), "--shots: -1 is too small"),
-        (("--tasks", "indent", "--shots", "2"), "--shots: has no effect on indent"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_settings_are_checked_before_anything_is_loaded(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("evaluate", "nowhere", *words, expect=Exit.USAGE).err
     assert not face.runs.exists()

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from exporting import Room, needs_transformers
+from goldens import golden_cases
 from tokenizers import Tokenizer as Backend
 
 from gpas_cli.data.text_documents import TextDocument
@@ -27,7 +29,6 @@ from gpas_cli.model.llama import build
 from gpas_cli.train import checkpoint
 
 pytestmark = needs_transformers
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
 
 
 def saved(folder: Path, config: Any, bos: bool = False) -> Path:
@@ -48,17 +49,7 @@ def saved(folder: Path, config: Any, bos: bool = False) -> Path:
     return folder
 
 
-FEED_FORWARD = {**SMALL, "intermediate_size": 24}
-CONFIGURATIONS = {
-    "Llama": {**FEED_FORWARD, "max_position_embeddings": 64},
-    "GPT2": {
-        "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 48, "bos_token_id": 1,
-        "eos_token_id": 1,
-    },
-    "Phi": {**FEED_FORWARD, "max_position_embeddings": 64},  # its head has a bias
-    "Qwen2": {**FEED_FORWARD, "num_key_value_heads": 1, "tie_word_embeddings": True},
-    "Mistral": {**FEED_FORWARD, "num_key_value_heads": 1, "sliding_window": 8},
-}  # fmt: skip
+CONFIGURATIONS = golden_cases("networks")["configurations"]
 
 
 def configuration(kind: str = "Llama", **more: Any) -> Any:
@@ -336,29 +327,22 @@ def test_a_wrong_setting_is_one_message(tmp_path: Path) -> None:
         open_model(find_model(str(tmp_path / "model")))
 
 
-def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GpasError, match=r"no config\.json"):
-        find_model(str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(GpasError, match="has no weights"):
-        find_model(str(tmp_path))
-    with pytest.raises(GpasError, match="--revision is for a repository"):
-        find_model(str(tmp_path), "main")
+@cases("extensions/cases.yaml", name="", revision="")
+def test_folders_without_a_network_are_refused(
+    tmp_path: Path, files: dict[str, str], name: str, revision: str, message: str
+) -> None:
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    with pytest.raises(GpasError, match=message):
+        open_model(find_model(str(tmp_path / name), revision))
+
+
+def test_a_name_that_is_neither_and_a_missing_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GpasError, match="neither a folder nor a repository"):
         find_model("not//a name")
-    (tmp_path / "smol.gguf").write_bytes(b"GGUF")
-    for name, message in (("smol.gguf", "is a file, not the folder of a network; GGUF is not"), ("none", "no folder")):
-        with pytest.raises(GpasError, match=message):
-            find_model(str(tmp_path / name))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(GpasError, match="transformers cannot load"):
-        open_model(find_model(str(tmp_path)))
-    (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
-    with pytest.raises(GpasError, match="an encoder with a decoder"):
-        open_model(find_model(str(tmp_path)))
     monkeypatch.setattr("gpas_cli.extensions.networks.opening.find_spec", lambda _: None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[export\]'"):
-        find_model(str(tmp_path))
+        find_model(".")
 
 
 class Hub:

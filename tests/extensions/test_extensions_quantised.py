@@ -13,7 +13,6 @@ from torch import nn
 
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.objective import reader_of
-from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Score
 from gpas_cli.extensions.export.fold import fold
 from gpas_cli.extensions.layers.removal import own_subject
@@ -150,23 +149,6 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
     assert [Score(**one) for one in again.of("score")] == [scores[2]]
     assert resumed.metrics["quantised_perplexity/int8"] == 7.0
     assert resumed.metrics["quantised_rise/int8"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"bits": [1]}, "quantised.bits: 1 is too small; at least 2"),
-        ({"bits": [8, 16]}, "quantised.bits: 16 is too large; at most 8"),
-        ({"bits": [4, 8, 4]}, "quantised.bits: names 4 more than once"),
-        ({"bits": []}, "quantised.bits: is empty; give at least one number of bits"),
-        ({"bits": 4}, "quantised.bits: 4 is not a list of whole numbers"),
-        ({"bits": ["int4"]}, "is not a list of whole numbers"),
-    ],
-)
-def test_bad_settings_are_named(section: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidExperiments) as caught:
-        cell_of(quantised=section)
-    assert message in str(caught.value)
 
 
 def test_the_order_of_the_bits_does_not_count() -> None:

@@ -1,6 +1,7 @@
 """`gpas bench --profile`: the time of an update by kind of kernel, and the least that each kind needs."""
 
 import pytest
+from cases import cases
 
 from gpas_cli.extensions.roofline.kernels import IDLE, KINDS, Kind, examine, kind_of, least
 from gpas_cli.spec.cell import Cell
@@ -37,19 +38,6 @@ def test_the_times_of_a_profiled_update_have_kinds() -> None:
     assert 0 < found.mfu < found.bound_mfu
 
 
-@pytest.mark.parametrize(
-    ("chain", "kind"),
-    [
-        (("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_TNT", "aten::mm", "_LinearCrossEntropy"), "head"),
-        (("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "aten::mm", "CompiledFunction"), "products"),
-        (("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",), "attention"),
-        (("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",), "norms"),
-        (("triton_poi_fused__to_copy_mul_silu_3",), "SwiGLU"),
-        (("aten::mm", "aten::matmul", "_GatedDown"), "products"),
-        (("aten::mul", "_GatedDownBackward"), "SwiGLU"),
-        (("void at::native::multi_tensor_apply_kernel<...FusedAdam...>",), "optimizer"),
-        (("aten::mul",), "the rest"),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_the_kind_of_a_kernel(chain: tuple[str, ...], kind: str) -> None:
     assert kind_of(chain) == kind

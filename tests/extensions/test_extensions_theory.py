@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from attempts import make_attempt
+from cases import cases, file_text
 from face import FOUR, Face, gpas, tiny
 from saving import save
 
@@ -66,19 +67,10 @@ def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written
     assert not (root / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("bounds", "values", "message"),
-    [
-        (examine, {"family": {"qk_norm": "head"}}, "queries and keys without norms"),
-        (examine, {"norm": "hybridnorm"}, "queries and keys without norms"),
-        (examine, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
-        (examine, {"norm": "value-residual"}, "one residual stream; norm: value-residual also passes on"),
-        (identity_bounds, {"family": {"norm": "dyt"}}, "the bounds are for norms"),
-    ],
-)
-def test_other_networks_have_no_bounds(bounds: Any, values: dict[str, object], message: str, root: Path) -> None:
+@cases("extensions/cases.yaml")
+def test_other_networks_have_no_bounds(bounds: str, values: dict[str, object], message: str, root: Path) -> None:
     with pytest.raises(GpasError, match=message):
-        bounds(cell(**values), root / "cache", root)
+        getattr(initialisation, bounds)(cell(**values), root / "cache", root)
 
 
 def test_tokenised_text_is_used_without_its_padding(root: Path) -> None:
@@ -194,16 +186,7 @@ def test_networks_that_share_their_layers_do_not_depend_on_which_one_is_dropped(
     assert max(values) == pytest.approx(min(values))
 
 
-@pytest.mark.parametrize(
-    ("name", "norm", "psi", "gap"),
-    [
-        ("Lemma 4.3 (a)", 0.5, 0.5, -0.45),
-        ("Lemma 4.3 (b)", 0.0, 0.0, 0.0),
-        ("Lemma 4.3 (c)", 0.5, 0.5, 0.0),
-        ("Lemma G.2 (a)", 1.0, 0.0, -1.0),
-        ("Lemma G.2 (c)", 1.0, 0.95, 0.0),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_fitted_exponents_are_near_those_of_the_lemmas(name: str, norm: float, psi: float, gap: float) -> None:
     statement = next(one for one in statements() if one.name == name)
     found = laws(statement, simulate(statement.kind, statement.tau, layers=32))
@@ -268,20 +251,7 @@ def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Pat
         coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)
 
 
-EXPERIMENTS = """
-version: 1
-default: small
-grids:
-  small:
-    title: Small
-    base:
-      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-      norm: pre
-      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pack, length: 12}
-      optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}
-    axes:
-      gate: [{name: opened, like: gpas, init: 0.3}]
-"""
+EXPERIMENTS = file_text("projects/theory.yaml")
 
 
 def declared_base() -> dict[str, Any]:

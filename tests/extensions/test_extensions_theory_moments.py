@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gate_activations import SOFTSIGN
+from cases import cases
 
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.theory import initialisation
@@ -145,16 +145,7 @@ def predicted(network: Llama) -> list[float | None]:
     return naive_over_preserved(network.spec, gate_alphas(network))
 
 
-@pytest.mark.parametrize(
-    ("norm", "gate"),
-    [
-        ("pre", {}), ("pre", {"activation": SOFTSIGN}), ("pre", {"share": "sublayer"}),
-        ("pre", {"site": "before-sublayer"}), ("pre", {"learnable": False}), ("lns", {}), ("sandwich", {}),
-        ("post", {"site": "after-sublayer"}), ("post", {"site": "after-norm"}),
-        ("deepnorm", {"site": "before-sublayer"}),
-    ],
-    ids=str,
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_the_product_is_exact_if_the_whole_stream_passes_the_gate(norm: str, gate: dict[str, object]) -> None:
     network = gated(norm, **gate)
     assert check(network, predicted(network)) == 13
@@ -168,11 +159,7 @@ def test_the_product_is_the_papers_with_two_sublayers_to_a_layer() -> None:
     assert predicted(network)[-2:] == [pytest.approx(betas[-1] ** 2, rel=1e-12), 1.0]
 
 
-@pytest.mark.parametrize(
-    ("norm", "site"),
-    [("post", "home"), ("deepnorm", "home"), ("pre", "after-norm"), ("pre", "after-module"),
-     ("pre", "before-sublayer-shortcut")],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_a_gate_on_a_part_of_the_sum_has_no_product(norm: str, site: str) -> None:
     network = gated(norm, site=site, init=[0.5] * 12)
     assert predicted(network) == [None] * 12 + [1.0]

@@ -8,10 +8,9 @@ from named_papers import by_paper
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry, TableSpec
 from gpas_cli.grid.declared import Comparison, Feature
-from gpas_cli.report.recorded import Recorded, Result
+from gpas_cli.report.recorded import Result
 from gpas_cli.spec.parse_cell import cell_from
 
-Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 # How the shipped cells differ from the papers' recipes; each is a note below the table that shows the number.
 DIFFERING = {
@@ -51,26 +50,6 @@ def valued(entries: Sequence[Entry], perplexities: Iterable[float]) -> dict[str,
     return {key: made for one, value in pairs for key, made in result(one, value).items()}
 
 
-def known(numbers: Numbers, size: str = "71m") -> Recorded:
-    """Return cells by scheme and gate, a seed for each number; None is missing, a word is a state without a number."""
-    entries: list[Entry] = []
-    results: dict[str, Any] = {}
-    states: dict[str, tuple[str, float | None]] = {}
-    for (norm, gate), values in numbers.items():
-        for seed, value in enumerate(values, 1):
-            cell = entry(norm, gate, seed, size)
-            entries.append(cell)
-            if value == "diverged":
-                results |= result(cell, outcome="diverged")
-            elif value == "not finite":
-                results |= result(cell, outcome="diverged", metrics={"not_finite_at": 2})
-            elif isinstance(value, str):
-                states[cell.cell.key] = (value, None)
-            elif value is not None:
-                results |= result(cell, value)
-    return Recorded(tuple(entries), states, results)
-
-
 def comparison(**changes: Any) -> Comparison:
     changes["published"] = by_paper(changes.get("published", {}))
     usual = {"says": "", "grids": ("demo",), "subject": {"gate": ("gpas",)}, "against": {"gate": "none"}}
@@ -81,24 +60,3 @@ def spec(**changes: Any) -> TableSpec:
     """Perplexity of norm x gate by size, deltas against no gate."""
     changes["published"] = by_paper(changes.get("published", {}))
     return TableSpec(**{"title": "Perplexity", "against": {"gate": "none"}, **changes})
-
-
-def quickstart() -> tuple[list[Entry], dict[str, Result], dict[str, tuple[str, float | None]]]:
-    """Three seeds of Pre-LN and LNS with and without the gate: one method done, one seed running, one diverged."""
-    numbers = {
-        ("pre", "none"): (34.10, 34.30, 34.20),
-        ("pre", "gpas"): (33.40, 33.60, 33.44),
-        ("lns", "none"): (34.90, 34.70, None),
-        ("lns", "gpas"): (33.00, None, None),
-    }
-    entries: list[Entry] = []
-    results: dict[str, Result] = {}
-    states: dict[str, tuple[str, float | None]] = {}
-    for (norm, gate), values in numbers.items():
-        for seed, value in enumerate(values, 1):
-            entries.append(entry(norm, gate, seed))
-            if value is not None:
-                results |= result(entries[-1], value, fingerprint="f00d", validation_fingerprint="beef")
-    results |= result(entries[8], outcome="diverged")
-    states[entries[10].cell.key] = ("running", 0.4567)
-    return entries, results, states

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases, file_text
 from report_cells import entry
 
 from gpas_cli.errors import InvalidExperiments
@@ -12,26 +13,13 @@ from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
 from gpas_cli.spec.extensions import metrics
-from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
 
-@pytest.mark.parametrize(
-    ("gate", "said"),
-    [
-        (None, "none"),
-        (Gate(), "gpas"),
-        (Gate(activation="tanh"), "activation=tanh"),
-        (Gate(activation="relu", init=0.05), "activation=relu"),
-        (Gate(init=0.05), "init=0.05"),
-        (Gate(stop_gradient=False), "stop_gradient=false"),
-        (Gate(site="after-norm"), "site=after-norm"),
-        (Gate(learnable=False, from_trained=True), "learnable=false, from_trained=true"),
-    ],
-)
-def test_a_gate_is_labelled_by_its_changed_settings(gate: Gate | None, said: str) -> None:
-    assert describe_gate(gate) == said
+@cases("report/cases.yaml")
+def test_a_gate_is_labelled_by_its_changed_settings(gate: Any, said: str) -> None:
+    assert describe_gate(parse_model({"size": "71m", "gate": gate}).gate) == said
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -48,24 +36,7 @@ def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
     assert facts(shallow)["size"] == NO_MATCH
 
 
-@pytest.mark.parametrize(
-    ("more", "axis", "label"),
-    [
-        ({}, "std", "usual"),
-        ({"init": {"embed_std": 0.02}}, "std", "embed_std=0.02"),
-        ({"init": {"std": 0.08, "zero_last_row": False}}, "std", "std=0.08"),
-        ({"family": "gpt"}, "family", "gpt"),
-        ({"family": "gpt"}, "std", "usual"),
-        ({"family": "gpt", "init": "small"}, "std", "usual"),
-        ({"family": {"like": "gpt", "tied": False}}, "family", NO_MATCH),
-        ({"data": {"like": "c4", "length": 512}}, "text", "c4"),
-        ({"data": {"like": "c4", "tokenizer": "bpe"}}, "data", "c4"),
-        ({"data": {"like": "c4", "tokenizer": "bpe"}}, "text", NO_MATCH),
-        ({"data": {"source": "hf", "path": "own/text"}}, "data", NO_MATCH),
-        ({}, "depth", "full"),
-        ({}, "shape", "12x512x1368x8"),
-    ],
-)
+@cases("report/cases.yaml")
 def test_facts_of_network_and_text(more: dict[str, Any], axis: str, label: str) -> None:
     assert facts(entry(**more))[axis] == label
 
@@ -105,24 +76,14 @@ def test_a_depth_is_labelled_as_papers_name_it() -> None:
     assert not {"fixed", "scale", "full_steps"} & stacking.keys()
 
 
-EXPERIMENTS = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g:
-    base: {size: quickstart, data: quickstart%s}
-    axes: {norm: [pre, lns], gate: [none, gpas]%s}
-    table: {%s}
-  h:
-    include: [g]
-    table: {value: perplexty}
-"""
+EXPERIMENTS = file_text("projects/labels.yaml")
 LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
 
 
 def problems(tmp_path: Path, table: str, stages: str = "", axes: str = "") -> list[str]:
     path = tmp_path / "experiments.yaml"
-    path.write_text(EXPERIMENTS % (stages, axes, table))
+    text = EXPERIMENTS.replace("table: {}", f"table: {{{table}}}").replace("none, gpas]", f"none, gpas]{axes}")
+    path.write_text(text.replace("data: quickstart", f"data: quickstart{stages}"))
     with pytest.raises(InvalidExperiments) as caught:
         load(path, check=report_problems)
     lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
@@ -130,19 +91,7 @@ def problems(tmp_path: Path, table: str, stages: str = "", axes: str = "") -> li
     return lines[:-1]
 
 
-@pytest.mark.parametrize(
-    ("table", "place", "message"),
-    [
-        ("value: perplexty", "20: grids.g.table.value", "unknown metric 'perplexty'; did you mean 'perplexity'?"),
-        ("value: accuracy", "20: grids.g.table.value", "'accuracy' is a result of the stage 'downstream'"),
-        ("published: {gpas: table9}", "31: grids.g.table.published.gpas", "'gpas' has no table 'table9'; valid: "),
-        ("published: {gaps: table9}", "31: grids.g.table.published.gaps", "no paper 'gaps'; did you mean 'gpas'"),
-        ("published: {gpas: table2_perplexity@72m}", "31: grids.g.table.published.gpas",
-         "table2_perplexity has no column '72m'; did you mean '71m'"),
-        ("value: loss, published: {gpas: table2_perplexity}", "44: grids.g.table.published.gpas",
-         "'table2_perplexity' prints perplexity, but the table shows loss"),
-    ],
-)  # fmt: skip
+@cases("report/cases.yaml")
 def test_an_impossible_table_is_reported_at_its_place(tmp_path: Path, table: str, place: str, message: str) -> None:
     (found,) = problems(tmp_path, table)
     assert found.startswith(f"experiments.yaml:7:{place}: "), found
@@ -155,14 +104,7 @@ def test_a_stage_that_cells_have_may_be_shown(tmp_path: Path) -> None:
     assert problems(tmp_path, "value: mean_importance", ", importance: {}") == []
 
 
-@pytest.mark.parametrize(
-    ("objective", "table", "message"),
-    [
-        ("mlm", "rows: [norm]", "no cell reports 'perplexity': cells of objective mlm report masked_loss, masked_per"),
-        ("ul2", "value: masked_loss", "no cell reports 'masked_loss': cells of objective span report denoising_loss"),
-        ("causal", "value: denoising_perplexity", "cells of objective causal report loss, perplexity"),
-    ],
-)
+@cases("report/cases.yaml")
 def test_a_loss_of_another_objective_is_refused(tmp_path: Path, objective: str, table: str, message: str) -> None:
     found = problems(tmp_path, table, f", objective: {objective}")
     assert any(line.startswith("experiments.yaml:7:") and message in line for line in found), found

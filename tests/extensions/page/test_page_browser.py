@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Visit, chromium
-from face import Face, gpas, tiny
+from cases import file_text
+from face import Face, gpas
 from live_source import Source, served
 
 from gpas_cli.extensions.figures.figure import Figure
@@ -19,25 +20,7 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 HOSTILE = "</script><img src=http://evil.example/ onerror=alert(2)><script>alert(1)</script>"
-GRIDS = """\
-  quick:
-    title: 'Quick <img src=x onerror=alert(3)>'
-    base: BASE
-    axes: {norm: [pre, post], gate: [none, gpas], seed: [1, 2]}
-    table: {title: '<script>alert(4)</script>', rows: [norm, gate], columns: size, against: {gate: none}}
-  other:
-    base: BASE
-    axes: {norm: [lns], seed: [1, 2, 10]}
-claims:
-  gates-help:
-    statement: 'GPAS <img src=x onerror=alert(5)> helps'
-    grids: quick
-    subject: {gate: gpas}
-    against: {gate: none}
-    by: norm
-    value: perplexity
-    expect: lower
-"""
+GRIDS = file_text("projects/browser.yaml")
 TIMEOUT_MS = 3000
 PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
 
@@ -45,7 +28,7 @@ PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report about eleven cells: six are done, one has failed, four are missing."""
-    project = Face(tmp_path_factory.mktemp("page") / "project", tiny(GRIDS))
+    project = Face(tmp_path_factory.mktemp("page") / "project", GRIDS)
     entries = project.cells()
     for entry, perplexity in zip(entries, PERPLEXITIES, strict=False):
         project.trained(entry, perplexity, host=HOSTILE)

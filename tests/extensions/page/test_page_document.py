@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases, file_text
 from descriptors import descriptors, opened_since
 from face import FOUR, Face, tiny
 from launching import until
@@ -43,18 +44,12 @@ from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-GRIDS = """\
-  quick:
-    title: '<b onmouseover=alert(3)>bold</b> & </title>'
-    base: BASE
-    axes: {gate: [none, gpas], seed: [1, 2]}
-    table: {rows: [gate], columns: size, against: {gate: none}}
-"""
+GRIDS = file_text("projects/page.yaml")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    project = Face(tmp_path_factory.mktemp("page") / "project", tiny(GRIDS))
+    project = Face(tmp_path_factory.mktemp("page") / "project", GRIDS)
     entries = project.cells()
     for number, cell in enumerate(entries[:3]):
         project.trained(cell, 30.0 + number, host=HOSTILE)
@@ -120,7 +115,7 @@ def test_every_script_is_on_the_page() -> None:
 
 
 def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
-    project = Face(tmp_path / "project", tiny(GRIDS))
+    project = Face(tmp_path / "project", GRIDS)
     (project.folder / "folder").mkdir()
     said = project("report", "-o", "folder", expect=2).err
     assert said == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"
@@ -131,14 +126,7 @@ def run(kind: str, size: str, **axes: str) -> CellCurve:
     return CellCurve(cell, "seed", ((1.0, 5.0),))
 
 
-@pytest.mark.parametrize(
-    ("columns", "apart", "panels"),
-    [
-        ("size", True, {"9m, causal": 1, "9m, span": 1, "20m, span": 1}),
-        ("size", False, {"9m": 2, "20m": 1}),
-        ("objective", True, {"causal": 1, "span": 2}),
-    ],
-)
+@cases("extensions/cases.yaml")
 def test_losses_of_different_objectives_have_own_panels(columns: str, apart: bool, panels: dict[str, int]) -> None:
     cells = [("causal", "9m"), ("span", "9m"), ("span", "20m")]
     runs = [run(kind, size, **({"objective": kind} if columns == "objective" else {})) for kind, size in cells]
@@ -238,13 +226,7 @@ def test_other_paths_are_not_found(server: PageServer, path: str) -> None:
         assert ask(server, server.path + path)[0].status == 404
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200), ("localhost:9999", 200), ("127.0.0.1:80", 200), ("[::1]:80", 200), ("evil.example", 403),
-        ("localhost.evil.example", 403), ("192.168.1.2", 403), ("[", 403), ("", 403),
-    ],
-)  # fmt: skip
+@cases("extensions/cases.yaml")
 def test_only_names_of_this_machine_are_answered(server: PageServer, host: str, status: int) -> None:
     assert ask(server, server.path, Host=host)[0].status == status
 

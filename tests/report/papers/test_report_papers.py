@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cases import cases, file_text
 from named_papers import NUMBERS, PACKS, TABLES, load, published, tables, value_of
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -16,7 +17,6 @@ from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.sheet import PLAIN
 
-DIGEST = Path(__file__).parents[2] / "golden" / "paper_numbers.yaml"
 # What every cell of the GPAS experiments is.
 LLAMA = {"family": "llama", "init": "normal", "std": "usual", "data": "c4", "text": "c4"}
 UL2 = {"family": "llama", "size": "ul2", "data": "arxiv+c4+github+wikipedia"}
@@ -55,7 +55,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         published("gpas", "table2_perplexity@130")
 
 
-SECOND: dict[str, Any] = yaml.load(DIGEST.read_text(), Loader=yaml.CSafeLoader)
+SECOND: dict[str, Any] = yaml.load(file_text("golden/paper_numbers.yaml"), Loader=yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize("name", [f"{source}: {name}" for source in NUMBERS for name in tables(source)])
@@ -87,9 +87,6 @@ def test_a_baseline_of_equal_work_is_not_one_of_equal_steps() -> None:
         published("raptr", "table1_loss@bert-bas")
 
 
-GOLDEN_REMARKS = DIGEST.with_name("remarks.txt")
-
-
 def cells(table: PublishedTable) -> list[PublishedCell]:
     """Return the cell of each number, which is found by its own labels."""
     found = [PublishedCell(table, i, j) for i, row in enumerate(table.rows) for j in range(len(row.values))]
@@ -114,7 +111,7 @@ def test_remarks_stand_at_the_numbers_of_which_they_are_true() -> None:
         for table in TABLES
         for remark in table.remarks
     ]
-    assert found == GOLDEN_REMARKS.read_text("utf-8").splitlines()
+    assert found == file_text("golden/remarks.txt").splitlines()
     assert published("curse_of_depth", "table1_perplexity").train_tokens == (2.2e9, 3.9e9, 6.0e9, 8.9e9)
 
 
@@ -171,34 +168,7 @@ def test_bands_and_notation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [["Method", "All"], ["Largest", "16.250"], ["Small", ""], ["Pre", "34.23 (?)"]]
 
 
-LINE = EXAMPLE[: EXAMPLE.index("    columns: {71M")].count("\n") + 1  # of the columns
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("corner: M", "cornr: M", f"{LINE - 2}:5: printed.2.cornr: unknown key 'cornr'; did you mean 'corner'?"),
-        (": {size: 1b}}\n", ": {size: 2b}}\n", f"{LINE + 2}:15: printed.2.rows.Pre-LN: no number has the labels of "
-         "this row and of the column '1B': size 2b, norm pre; valid: 71m, 1b"),
-        ("{71M: {size: 71m}, 1B: {size: 1b}}", "{All: {}}", f"{LINE + 2}:15: printed.2.rows.Pre-LN: 2 numbers have the "
-         "labels of this row and of the column 'All': norm pre"),
-        ("corner: Method", "digits: few", f"{LINE - 2}:13: printed.2.digits: 'few' is not a whole number"),
-        ("corner: Method", "texts: {Post: {1B: x}}", f"{LINE - 2}:13: printed.2.texts.Post: unknown key 'Post'"),
-        ("corner: Method", "texts: {Pre-LN: {1B: 9.0}}", f"{LINE - 2}:26: printed.2.texts.Pre-LN.1B: '9.0' is"),
-        ("corner: Method", "underlined: {Pre-LN: [1b]}", f"{LINE - 2}:26: printed.2.underlined.Pre-LN: there is no "
-         "'1b'; valid: 71M, 1B"),
-        ("corner: Method", "cells_of: 3", f"{LINE - 2}:15: printed.2.cells_of: '3' is not a"),
-        ("published: t", "published: T", f"{LINE - 1}:16: printed.2.published: there is no 'Table2_perplexity'; "
-         "did you mean"),
-        ("  better: lower", "  beter: lower", "6:5: tables.table2_perplexity.beter: unknown key 'beter'; did you mean"),
-        ("34.23, 16.92", "34.23", "11:39: tables.table2_perplexity.rows.values: has 1 number for 2 columns"),
-        ("34.23, 16.92", "34.23, -", "11:47: tables.table2_perplexity.rows.values: '-' is not a number"),
-        ("values: [33.49, 16.25]", "value: [33.49, 16.25]", "12:43: tables.table2_perplexity.rows.value: unknown key"),
-        ("printed:", "prnted:", "13:1: prnted: unknown key 'prnted'; did you mean 'printed'?"),
-        ("    published: table2_perplexity\n", "", f"{LINE + 1}:15: printed.2.rows.Pre-LN: a mapping is not a list"),
-        ("    columns: {71M: {size: 71m}, 1B: {size: 1b}}\n", "", f"{LINE - 3}:5: printed.2: needs 'columns'"),
-    ],
-)  # fmt: skip
+@cases("report/cases.yaml")
 def test_mistakes_name_lines(old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert EXAMPLE.count(old) == 1
     with pytest.raises(InvalidExperiments) as caught:

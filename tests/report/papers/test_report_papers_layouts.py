@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from named_papers import PACKS, SOURCES, TABLES, load, numbers, printed, published, tables, value_of
 from report_cells import entry
 from shipped import cells_of
@@ -173,16 +174,7 @@ def test_table2_differs_from_the_code_only_in_the_means_of_an_update() -> None:
         assert differing(one, "table2_perplexity") == {"optim.mean_rows": (means[str(one.axes["size"])], 0)}, one.id
 
 
-@pytest.mark.parametrize(
-    ("more", "setting", "values", "origin"),
-    [
-        ({"precision": "bf16"}, "precision", ("pure_bf16", "bf16"), "code"),
-        ({"optim": {**OPTIM, "lr": 2e-3}}, "optim.lr", (0.001, 0.002), "paper"),
-        ({"optim": {**OPTIM, "batch": 256}}, "optim.batch", (512, 256), "paper"),
-        ({"norm": {"scheme": "lns", "apply": "scale"}}, "norm.apply", ("init", "scale"), "paper"),
-        ({"data": {"like": "c4", "length": 512}}, "data.length", (256, 512), "code"),
-    ],
-)
+@cases("report/cases.yaml")
 def test_changed_settings_deviate(more: dict[str, Any], setting: str, values: tuple[Any, Any], origin: str) -> None:
     found = deviations([entry(**more)], published("gpas", "table2_perplexity"))
     assert Deviation(setting, *values, origin) in found

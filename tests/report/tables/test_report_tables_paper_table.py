@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import cases, file_text
+from goldens import compare, golden_cases
 from named_papers import SOURCES, by_paper, numbers, printed
-from report_cells import DIFFERING, entry, quickstart, result, spec, valued
+from report_cases import quickstart, recorded_cells, table_text
+from report_cells import DIFFERING, entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import UnknownCell
@@ -56,41 +58,38 @@ def served_part(source: str, number: str, declared: Declared) -> tuple[Table, Se
     return part, serving(part, declared)
 
 
-def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
-    return serving(TABLE_2, {"mine": (grid("mine", published={"gpas": published}), entries)})
-
-
-@pytest.mark.parametrize(
-    ("number", "grid", "cells"),
-    [("1", "spike-table1", 16), ("2", "spike-table2", 8), ("6", "spike-xavier", 12), ("7", "spike-table7", 24)],
-)
-def test_perplexities_on_texts_beside_the_stage_texts(declared: Declared, number: str, grid: str, cells: int) -> None:
-    _, found = served_part("spike_no_more", number, declared)
-    assert (found.grid.name, len(found.places)) == (grid, cells)
-    first = found.entries[0]
-    scored = result(
-        first, stage="texts", metrics={"text_perplexity/wikitext": 31.5, "text_perplexity/lambada_openai": 20}
-    )
-    table = paper_table(found, {}, result(first) | scored)
-    assert {column.metric.name for column in table.columns} == {"text_perplexity"}
-    assert sorted(v for row in table.rows for cell in row.cells for v in cell.values.values()) == [20, 31.5]
-
-
-def test_the_best_of_several_rates_is_shown(declared: Declared) -> None:
-    _, found = served_part("raptr", "7", declared)
-    losses = {1e-4: 1.75, 1.6e-4: 1.73, 2.5e-4: 1.74}
+def shown(case: Mapping[str, Any], declared: Declared) -> Table:
+    """Return the table of a case."""
+    (part,) = printed(*case["table"].split(":"))
+    if "cells" in case:
+        known = recorded_cells(case["cells"])
+        mine = (grid("mine", **case.get("grid", {})), list(known.entries))
+        return paper_table(serving(part, {"mine": mine}), {}, known.results)
+    served = serving(part, declared)
     results: dict[str, Result] = {}
-    for one in found.entries:
-        if one.cell.depth.kind == "raptr" and one.cell.optim.lr in losses:
-            results |= result(one, metrics={"masked_loss": losses[one.cell.optim.lr]})
-    (raptr, layerdrop, _) = (row.cells[1] for row in paper_table(found, {}, results).rows)
-    assert (raptr.values, raptr.status, raptr.complete) == ({42: 1.73}, "3/4 variants", False)
-    assert (layerdrop.status, len(layerdrop.runs)) == ("missing", 4)
-    named = "; as in the paper, the best of several settings is shown: lr0.00016-raptr\n"
-    assert named in render(paper_table(found, {}, results), "markdown")
-    diverged = next(one for one in found.entries if one.cell.depth.kind == "raptr" and one.cell.optim.lr == 4e-4)
-    results |= result(diverged, outcome="diverged")
-    assert paper_table(found, {}, results).rows[0].cells[1].complete
+    for one in served.entries:
+        for run in case["results"].get(one.name, ()):
+            results |= result(one, **run)
+    return paper_table(served, {}, results)
+
+
+CASES = golden_cases("tables_of_papers")
+
+
+@pytest.mark.parametrize("title", CASES)
+def test_a_papers_table_is_that_of_the_golden_file(title: str, declared: Declared) -> None:
+    compare("tables_of_papers", title, table_text(shown(CASES[title], declared)))
+
+
+def test_data_have_the_printed_text_and_no_number_where_none_is_printed(declared: Declared) -> None:
+    data = json.loads(render(shown(CASES["differences are from the paper's base"], declared), "json"))
+    assert data["name"] == "gpas:2"
+    assert data["rows"][7]["cells"][0]["published"]["gpas"]["text"] == "33.49 (-0.74)"
+    assert data["rows"][6]["cells"][0] is None
+    failed = shown(CASES["a run that the paper could not finish is shown as printed"], declared)
+    assert json.loads(render(failed, "json"))["rows"][2]["cells"][0]["published"]["spike_no_more"]["value"] is None
+    bands = shown(CASES["bands have a heading and ranks of their own"], declared)
+    assert render(bands, "csv").startswith("band,row,task,column,metric,")
 
 
 @pytest.mark.parametrize(("number", "rows"), [("1", 5), ("3", 5), ("4", 10), ("5", 5), ("7", 3)])
@@ -149,15 +148,6 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
     assert mixed.metric.name == "perplexity"  # no number of batches is both papers'
 
 
-def test_a_run_that_the_paper_could_not_finish_is_shown_as_printed(declared: Declared) -> None:
-    _, found = served_part("spike_no_more", "7", declared)
-    table = paper_table(found, {}, {})
-    failed = next(row for row in table.rows if (row.section, row.title) == ("1.7B parameters", "Vanilla")).cells[0]
-    assert failed.printed["spike_no_more"].cell.text == "N/A"
-    assert "(1.7B parameters, Vanilla WikiText ↓ lr = 1.0 \N{MULTIPLICATION SIGN} 10⁻³, " in note_of(table, "remark")
-    assert json.loads(render(table, "json"))["rows"][2]["cells"][0]["published"]["spike_no_more"]["value"] is None
-
-
 def note_of(table: Table, kind: str) -> str:
     return " ".join(one.text for one in notes(table) if one.kind == kind)
 
@@ -184,36 +174,6 @@ def test_the_recipe_chooses_among_the_cells_of_a_number(declared: Declared) -> N
     assert {len(entries) for entries in found.places.values()} == {3}
 
 
-def test_rows_and_columns_are_in_the_papers_order() -> None:
-    entries = [
-        entry(norm, gate, size=size) for norm in ("lns", "pre") for gate in ("gpas", "none") for size in ("1b", "71m")
-    ]
-    table = paper_table(served(*entries), {}, {})
-    assert [row.title for row in table.rows][:3] == ["Post-LN", "DeepNorm", "Pre-LN"]
-    assert [column.title for column in table.columns] == ["71M", "130M", "250M", "350M", "1B"]
-    text = render(table, "markdown").splitlines()
-    assert text[2].startswith("| Method | 71M ours | GPAS paper | 130M ours | GPAS paper |")
-    assert text[6] == "| Pre-LN | missing | 34.23 |  | 26.75 |  | 21.77 |  | 21.35 | missing | 16.92 |"
-
-
-def test_differences_are_from_the_papers_base() -> None:
-    entries = [entry(gate=gate, seed=seed) for gate in ("none", "gpas") for seed in (1, 2, 3)]
-    results = valued(entries, (34.1, 34.3, 34.2, 33.4, 33.6, 33.44))
-    table = paper_table(served(*entries), {}, results)
-    rows = {row.title: row for row in table.rows}
-    cell = rows["Pre + GPAS"].cells[0]
-    assert cell.delta.mean == pytest.approx(-0.72)
-    assert (cell.mark, rows["Pre-LN"].cells[0].mark) == ("best", "second")
-    text = render(table, "markdown")
-    assert "| Pre + GPAS | **33.48 ± 0.11** (-0.72 ± 0.09*) | 33.49 (-0.74) |" in text
-    assert "| DeepNorm + GPAS |  | 34.97 (-0.92) |" in text
-    assert "- our numbers are from the grid mine\n" in text
-    data = json.loads(render(table, "json"))
-    assert data["name"] == "gpas:2"
-    assert data["rows"][7]["cells"][0]["published"]["gpas"]["text"] == "33.49 (-0.74)"
-    assert data["rows"][6]["cells"][0] is None
-
-
 def test_a_cell_with_other_settings_is_not_the_papers() -> None:
     others = [entry(gate={"share": "sublayer"}), entry(embed="scaled"), entry(family="gpt")]
     assert serving(TABLE_2, {"mine": (grid("mine"), others)}) is None
@@ -234,23 +194,6 @@ def test_no_number_has_two_cells_between_which_the_recipe_does_not_choose() -> N
     found = serving(TABLE_2, {"twice": (grid("twice"), twice)})
     assert found.places == {}
     assert [*found.unclear.values()] == ["2 cells of demo match it and differ in precision; select one with --where"]
-
-
-def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
-    (part,) = printed("curse_of_depth", "2")
-    tasks: dict[str, Any] = {"downstream": {"tasks": ["paper"]}, "finetune": {}}
-    entries = [entry(norm, size=size, **tasks) for size in ("250m", "1b") for norm in ("pre", "post")]
-    results: dict[str, Result] = {}
-    for i, one in enumerate(entries):
-        for stage in one.cell.stages:
-            results |= result(one, stage=stage.kind, metrics={"accuracy/mmlu": 20.0 + i, "perplexity": 1.0})
-    found = serving(part, {"mine": (grid("mine"), entries)})
-    lines = render(paper_table(found, {}, results), "markdown").splitlines()
-    assert lines[4].startswith("| LLaMA-250M |  |")
-    assert lines[5].startswith("| Post-LN | **21.00** | 22.95 |")
-    assert lines[10].startswith("| LLaMA-1B |  |")
-    assert lines[11].startswith("| Post-LN | **23.00** | 22.95 |")
-    assert render(paper_table(found, {}, results), "csv").startswith("band,row,task,column,metric,")
 
 
 def test_settings_name_ours_where_they_differ() -> None:
@@ -322,7 +265,7 @@ def test_every_number_has_cells_of_its_recipe_or_a_reason(served_parts: Parts, n
 
 
 # The grids that serve the parts of a table, with how many numbers, and of how many cells together.
-SERVED = (Path(__file__).parents[2] / "golden/served_tables.txt").read_text("utf-8").splitlines()
+SERVED = file_text("golden/served_tables.txt").splitlines()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -395,8 +338,8 @@ def test_a_run_of_another_length_size_or_recipe_has_a_note(declared: Declared, s
 
 def four_methods() -> Table:
     """Pre-LN and LNS, with and without GPAS, at 71m; Pre-LN without it at 130m too."""
-    entries, results, states = quickstart()
-    return build([*entries, entry("pre", "none", 1, "130m")], states, results, spec())
+    known = quickstart()
+    return build([*known.entries, entry("pre", "none", 1, "130m")], known.states, known.results, spec())
 
 
 def find(words: str) -> Place:
@@ -419,18 +362,7 @@ def test_labels_none_may_be_left_out() -> None:
     assert find("pre,71m").base is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("gpas,71m", "'gpas' matches 2 rows; name one of pre+gpas, lns+gpas"),
-        ("pre+gaps,71m", "no row has 'gaps'; did you mean 'gpas'?"),
-        ("pre+lns,71m", "'pre+lns' matches no row; name one of pre, pre+gpas, lns, lns+gpas"),
-        ("pre+gpas,72m", "no column '72m'; did you mean '71m'?"),
-        ("pre+gpas", "name the column after a comma: 71m, 130m"),
-        ("lns,130m", "the grid has no such cell; lns is in 71m"),
-        (",71m", "'' matches 4 rows"),
-    ],
-)
+@cases("report/cases.yaml")
 def test_an_unknown_or_ambiguous_name_gets_the_choices(words: str, message: str) -> None:
     with pytest.raises(UnknownCell) as caught:
         find(words)

@@ -1,9 +1,6 @@
 """The text of every format, letter by letter."""
 
-import csv
 import io
-import json
-import math
 import re
 import shutil
 import subprocess
@@ -12,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cells import entry, quickstart, result, spec, valued
+from cases import cases, file_text
+from goldens import compare, compare_text, golden_cases
+from report_cases import quickstart, table_of
+from report_cells import entry, result, spec, valued
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.quantities import recorded_metric
-from gpas_cli.report.recorded import Recorded, Result
+from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.cell_text import number, sheet
-from gpas_cli.report.tables.grid_table import build, by_metrics
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
-from gpas_cli.report.tables.render import FORMATS, render, to_csv, to_json
+from gpas_cli.report.tables.render import FORMATS, render
 from gpas_cli.report.tables.sheet import PLAIN, THEMES, Drawn, Note, latex_escape, to_latex
 from gpas_cli.report.tables.table import Table
 
@@ -31,54 +31,36 @@ NORMS = ("pre", "sandwich", "deepnorm")
 
 @pytest.fixture
 def table() -> Table:
-    entries, results, states = quickstart()
-    return build(entries, states, results, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    known = quickstart()
+    return build(
+        known.entries, known.states, known.results, spec(title="Demo", published={"gpas": "table2_perplexity"})
+    )
 
 
-# The table above in each format; numbers in full have nine digits here.
-GOLDEN = Path(__file__).parents[2] / "golden/tables"
+def shown(table: Table, form: str) -> str:
+    """Return a table as text; numbers in full have nine digits."""
+    text = render(table, form)
+    if form not in ("csv", "json"):
+        return text
+    return re.sub(r"-?\d+\.\d+(e[+-]\d+)?", lambda number: f"{float(number[0]):.9g}", text)
 
 
-@pytest.mark.parametrize("form", ["markdown", "latex", "html"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_text_is_that_of_the_golden_file(table: Table, form: str) -> None:
-    assert render(table, form) == (GOLDEN / f"demo.{form}").read_text("utf-8")
+    compare_text(f"tables/demo.{form}", shown(table, form))
 
 
-def test_json_is_that_of_the_golden_file(table: Table) -> None:
-    texts = (to_json(table), (GOLDEN / "demo.json").read_text("utf-8"))
-    found, golden = (json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in texts)
-    assert found == golden
-
-
-def test_csv_is_that_of_the_golden_file(table: Table) -> None:
-    texts = (to_csv(table), (GOLDEN / "demo.csv").read_text("utf-8"))
-    found, golden = (re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.9g}", text) for text in texts)
-    assert found == golden
-
-
-def test_latex_has_a_dash_for_a_run_that_has_not_ended() -> None:
-    cell, other = entry(), entry("lns")
-    made = build([cell, other], {cell.cell.key: ("running", 0.27)}, result(other, outcome="diverged"), spec())
-    text = render(made, "latex")
-    assert r"    Pre-LN & -- \\" in text
-    assert r"    LNS & diverged \\" in text
-    assert "1 of 2 runs has no result: 1 running." in text
-    assert "running 27 %" in render(made, "markdown")
-
-
-def test_html_has_no_markup_of_labels() -> None:
-    table = build([entry(axes={"norm": "<script>a&b</script>\x1b"})], {}, {}, spec(title="<b>"))
-    text = render(table, "html")
-    assert "&lt;script&gt;a&amp;b&lt;/script&gt;" in text
-    assert "<caption>&lt;b&gt;</caption>" in text
-    assert "<script" not in text
-    assert "\x1b" not in text
+@pytest.mark.parametrize("title", golden_cases("formats"))
+def test_an_odd_table_is_that_of_the_golden_file(title: str, tmp_path: Path) -> None:
+    case = golden_cases("formats")[title]
+    table = table_of(case, tmp_path)
+    compare("formats", title, "\n".join(shown(table, form) for form in case["forms"]))
 
 
 def test_rich(table: Table) -> None:
     text = "\n".join(drawn(table, 160)) + "\n"
     wide = re.compile(" {2,}|─+")  # old versions of rich make columns wider
-    assert wide.sub("  ", text) == wide.sub("  ", (GOLDEN / "demo.txt").read_text("utf-8"))
+    assert wide.sub("  ", text) == wide.sub("  ", file_text("golden/tables/demo.txt"))
 
 
 @pytest.mark.parametrize("width", [60, 90, 160])
@@ -181,61 +163,6 @@ def test_rich_marks_are_styles(table: Table) -> None:
     assert "\x1b[4m34.20 ± 0.10\x1b[0m" in text
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
-def test_no_label_is_a_formula_in_csv(first: str) -> None:
-    odd = entry(axes={"norm": f'{first}HYPERLINK("x")', "gate": -0.5})
-    lone = next(csv.DictReader(io.StringIO(to_csv(build([odd], {}, result(odd, -0.5), spec())))))
-    assert lone["norm"][0] == "'"
-    assert (lone["gate"], lone["mean"]) == ("-0.5", "-0.5")  # numbers stay numbers
-
-
-def test_json_has_every_number_of_the_csv(table: Table) -> None:
-    rows = csv.DictReader(io.StringIO(to_csv(table)))
-    cells = [cell for row in json.loads(to_json(table))["rows"] for cell in row["cells"]]
-    for row, cell in zip(rows, cells, strict=True):
-        delta = cell["delta"] or {}
-        printed = cell["published"]["gpas"]
-        numbers = {name: cell[name] for name in ("mean", "std", "n", "wanted")}
-        numbers |= {"delta": delta.get("mean"), "p": delta.get("p")}
-        numbers |= {f"delta_{name}": delta.get(name) for name in ("std", "n")}
-        numbers |= dict(zip(("delta_low", "delta_high"), delta.get("interval") or (None, None), strict=True))
-        numbers |= {"published_gpas": printed["value"], "published_delta_gpas": printed["delta"]}
-        assert {name: row[name] for name in numbers} == {
-            name: "" if number is None else str(number) for name, number in numbers.items()
-        }
-
-
-def test_the_interval_of_a_difference(table: Table) -> None:
-    row = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
-    low, high = float(row["delta_low"]), float(row["delta_high"])
-    half = 4.302653 * float(row["delta_std"]) / math.sqrt(3)  # the 97.5 % quantile of Student's t with 2 degrees
-    assert (low, high) == pytest.approx((-0.72 - half, -0.72 + half))
-
-
-def test_several_metrics_stand_side_by_side() -> None:
-    entries = [entry(gate=gate, seed=seed) for gate in ("none", "gpas") for seed in (1, 2)]
-    results: dict[str, Result] = {}
-    for i, one in enumerate(entries):
-        numbers = {"perplexity_reference": 34 - i, "tokens_per_second": 1234.5 + i, "tokens": 1e9, "odd": 0.0123456}
-        results |= result(one, metrics=numbers)
-    names = ["perplexity_reference", "tokens_per_second", "tokens", "odd"]
-    known = Recorded(tuple(entries), {}, results)
-    table = by_metrics(known, spec(published={"gpas": "table2_perplexity"}), names)
-    _, _, bare, _, gated, *notes = render(table, "markdown").splitlines()
-    assert bare == (
-        "|  | 71m, reference perplexity | 71m, reference perplexity, GPAS paper | "
-        "71m, training throughput, tokens/s | 71m, tokens | 71m, odd |"
-    )
-    assert gated == "| Pre-LN | <u>33.50 ± 0.71</u> | 34.23 | <u>1235 ± 1</u> | 1000000000 ± 0 | 0.01235 ± 0.00000 |"
-    assert "**31.50 ± 0.71** (-2.00)" in notes[0]
-    assert "**1237 ± 1** (+2)" in notes[0]  # more tokens per second are better
-    assert notes[0].endswith("| 1000000000 ± 0 (0) | 0.01235 ± 0.00000 (0.00000) |")  # neither is better: no mark
-    columns = json.loads(to_json(table))["columns"]
-    assert [column["metric"]["name"] for column in columns] == names
-    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert [line["metric"] for line in lines[:4]] == names
-
-
 def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:
     lone = entry()
     results = result(lone, metrics={"gate_mean": 0.5})
@@ -243,47 +170,19 @@ def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:
         recorded_metric("gate_meen", (), results)
 
 
-def test_nonfinite_and_missing_numbers_in_json() -> None:
-    entries = [entry(), entry("mix", size="130m")]
-    table = build(entries, {}, result(entries[0], math.inf) | result(entries[1], math.nan), spec())
-    cells = [row["cells"] for row in json.loads(to_json(table))["rows"]]
-    assert cells[0][0]["mean"] == "inf"
-    assert cells[1][1]["mean"] == "nan"
-    assert cells[0][1] is None
-    assert "| Pre-LN | inf |  |" in render(table, "markdown")
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_table_gives_the_same_text(form: str, table: Table) -> None:
-    entries, results, states = quickstart()
-    shuffled = dict(reversed(results.items()))
-    again = build(entries, states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
+    known = quickstart()
+    shuffled = dict(reversed(known.results.items()))
+    again = build(known.entries, known.states, shuffled, spec(title="Demo", published={"gpas": "table2_perplexity"}))
     assert render(again, form) == render(table, form)
 
 
-def test_special_characters_are_text_in_every_format() -> None:
+def test_special_characters_are_text_in_a_terminal() -> None:
     label = "a|b_*[x]&50%{\\}<i>#$~^"
-    odd = entry(axes={"norm": label})
-    table = build([odd], {}, {}, spec(title="x|y [bold]z"))
-    assert "| a\\|b\\_\\*\\[x]&50%{\\\\}\\<i>#$~^ | missing |" in render(table, "markdown")
-    assert "x\\|y \\[bold]z" in render(table, "markdown")
-    assert (
-        "a\\textbar{}b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
-    ) in render(table, "latex")
-    text = "\n".join(drawn(table, 120))
+    text = "\n".join(drawn(build([entry(axes={"norm": label})], {}, {}, spec(title="x|y [bold]z")), 120))
     assert label in text
     assert "x|y [bold]z" in text
-    assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
-
-
-@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-def test_control_characters_are_spelled_out_in_text_formats(form: str) -> None:
-    odd = entry(axes={"norm": "a\x1b[31m\x9b\u202eb\nc"})
-    table = build([odd], {}, {}, spec(title="t\x1b]0;x\x07"))
-    text = render(table, form)
-    assert all(character.isprintable() or character == "\n" for character in text)
-    assert "x1b" in text
-    assert "b c" in text
 
 
 def test_latex_escapes_each_character_once() -> None:
@@ -291,28 +190,9 @@ def test_latex_escapes_each_character_once() -> None:
     assert latex_escape("50 % ± 1") == r"50 \% $\pm$ 1"
 
 
-@pytest.mark.parametrize(
-    ("value", "sign", "text"),
-    [
-        (1404.98, "", "1404.98"), (-0.004, "+", "0.00"), (0.004, "+", "0.00"), (-0.5, "+", "-0.50"),
-        (0.5, "+", "+0.50"), (math.inf, "", "inf"), (-math.inf, "+", "-inf"), (math.nan, "", "nan"),
-        (1.6151e242, "", "1.62e242"), (-1.6151e242, "+", "-1.62e242"),
-    ],
-)  # fmt: skip
-def test_numbers(value: float, sign: str, text: str) -> None:
+@cases("report/cases.yaml")
+def test_numbers_have_their_digits_and_signs(value: float, sign: str, text: str) -> None:
     assert number(value, 2, PLAIN, sign) == text
-
-
-def test_a_number_that_explodes_is_a_power_in_latex_and_whole_as_data(table: Table) -> None:
-    row = table.rows[0]
-    cell = row.cells[0]
-    summary = replace(cell.summary, mean=-1.6151e242) if cell.summary else None
-    table = replace(table, rows=(replace(row, cells=(replace(cell, summary=summary), *row.cells[1:])), *table.rows[1:]))
-    assert r"$-$$1.62\cdot10^{242}$" in render(table, "latex")
-    assert "&minus;1.62e242" in render(table, "html")
-    assert "-1.62e242" in render(table, "markdown")
-    assert "-1.6151e+242" in render(table, "csv")
-    assert "-1.6151e+242" in render(table, "json")
 
 
 def test_unknown_format(table: Table) -> None:
