@@ -1,0 +1,39 @@
+"""Cases of tests as data: what goes in and what is expected, in one YAML file of each room."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpas_cli.grid.document import read_document
+
+
+@cache
+def tables(file: str) -> dict[str, Any]:
+    """Return the tables of a file, whose path is in the tests' folder: name of a test without `test_` -> its rows."""
+    found: dict[str, Any] = read_document(Path(__file__).parent / file).plain()
+    return found
+
+
+def cases(file: str, **usual: Any) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator that runs a test with every row of its table in `file`.
+
+    A row is a mapping of parameters to values, or a list in the order of the parameters; `usual` has the values of what
+    rows leave out.
+    """
+
+    def decorate(test: Callable[..., None]) -> Any:
+        parameters = list(inspect.signature(test).parameters)
+        rows = tables(file)[test.__name__.removeprefix("test_")]
+        named = [usual | (row if isinstance(row, dict) else _by_name(parameters, row)) for row in rows]
+        names = list(dict.fromkeys(name for row in named for name in row))
+        return pytest.mark.parametrize(names, [[row[name] for name in names] for row in named])(test)
+
+    return decorate
+
+
+def _by_name(parameters: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(parameters[: len(row)], row, strict=True))
