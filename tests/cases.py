@@ -21,19 +21,22 @@ def tables(file: str) -> dict[str, Any]:
 def cases(file: str, **usual: Any) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that runs a test with every row of its table in `file`.
 
-    A row is a mapping of parameters to values, or a list in the order of the parameters; `usual` has the values of what
-    rows leave out.
+    A row is a mapping of parameters to values, a list in the order of the parameters, or the value of the first one;
+    `usual` has the values of what rows leave out.
     """
 
     def decorate(test: Callable[..., None]) -> Any:
         parameters = list(inspect.signature(test).parameters)
         rows = tables(file)[test.__name__.removeprefix("test_")]
-        named = [usual | (row if isinstance(row, dict) else _by_name(parameters, row)) for row in rows]
+        named = [usual | _by_name(parameters, row) for row in rows]
         names = list(dict.fromkeys(name for row in named for name in row))
         return pytest.mark.parametrize(names, [[row[name] for name in names] for row in named])(test)
 
     return decorate
 
 
-def _by_name(parameters: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(parameters[: len(row)], row, strict=True))
+def _by_name(parameters: Sequence[str], row: Any) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    values = row if isinstance(row, list) else [row]
+    return dict(zip(parameters[: len(values)], values, strict=True))

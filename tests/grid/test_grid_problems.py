@@ -90,13 +90,7 @@ def test_ten_thousand_seeds_are_read_in_less_than_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 1
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [
-        "tabel: {}", "title: [1]", "cadence: {eval_evry: 1}", "watch: {patience: 0}", "resources: {cpus: many}",
-        "table: {row: []}", "table: {rows: [nrom]}",
-    ],
-)  # fmt: skip
+@cases("grid/cases.yaml")
 def test_a_mistake_beside_the_cells_hides_none_in_the_cells(beside: str) -> None:
     text = whole("base: {size: quickstart, data: quickstart, optim.lr: -1}\naxes: {gate: [gpass]}\n" + beside)
     found = complaints(text)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 from grids import grid
 from named_papers import published, value_of
 from shipped import EXPERIMENTS, cells_of
@@ -322,29 +323,13 @@ def test_stopped_schedules_means_and_validation_batches_stay_what_they_are() -> 
     assert cell.data.layout == "pad"
 
 
-@pytest.mark.parametrize(
-    ("depth", "starts", "steps"),
-    [
-        ("{like: raptr, stages: 6-8-10-12}", (1, 2, 3, 4), 4),
-        ("{like: stacking, stages: 6-12}", (1, 2), 2),
-        ("{like: raptr, stages: 6-9-12, lengths: proportional}", (1, 2, 4), 6),
-        ("{like: raptr, stages: 6-9-12, average: 9.5, full_steps: 20}", (2, 4, 6), 6),
-        ("{like: layerdrop, keep: 0.5}", (1,), 2),
-    ],
-)
-def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: tuple[int, ...], steps: int) -> None:
+@cases("grid/cases.yaml")
+def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: list[int], steps: int) -> None:
     cell = tiny_of(f"depth: {depth}")
-    assert (cell.layer_schedule.starts, cell.optim.steps) == (starts, steps)
+    assert ([*cell.layer_schedule.starts], cell.optim.steps) == (starts, steps)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "{schedule: wsd, decay: 0.75, min_ratio: 0}",
-        "{schedule: wsd, decay: 0.1, decay_shape: exponential, warmup: 0}",
-        "{schedule: inverse-sqrt, timescale: 100}",
-    ],
-)
+@cases("grid/cases.yaml")
 def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
     assert tiny_of(f"optim: {recipe}").optim.updates <= 3
 
