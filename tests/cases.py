@@ -21,8 +21,8 @@ def tables(file: str) -> dict[str, Any]:
 def cases(file: str, **usual: Any) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that runs a test with every row of its table in `file`.
 
-    A row is a mapping of parameters to values, a list in the order of the parameters, or the value of the first one;
-    `usual` has the values of what rows leave out.
+    A row is a mapping of parameters to values, a list of the values of the last parameters, which stand after fixtures,
+    or the value of the last one; `usual` has the values of what rows leave out.
     """
 
     def decorate(test: Callable[..., None]) -> Any:
@@ -39,4 +39,4 @@ def _by_name(parameters: Sequence[str], row: Any) -> dict[str, Any]:
     if isinstance(row, dict):
         return row
     values = row if isinstance(row, list) else [row]
-    return dict(zip(parameters[: len(values)], values, strict=True))
+    return dict(zip(parameters[-len(values) :], values, strict=True))

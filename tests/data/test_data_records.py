@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from cases import cases
 
 from gpas_cli.data import records
 from gpas_cli.data.corpora import Document
@@ -80,24 +81,7 @@ def test_records_are_read_from_lists_and_lines(tmp_path: Path, suffix: str) -> N
     assert [record.output for record in found] == [RECORD["output"], "two\u2028lines", "b"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "a.json is empty (0 bytes)"),
-        ("\n", "a.json: not JSON: Expecting value: line 2 column 1"),
-        ('{"instruction": "a"}', "a.json: not a list of records, [{...}, ...]"),
-        ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json, record 2: no field 'output'"),
-        ('[\n {"instruction": "a", "output": "b"},\n\n {"instruction": 5, "output": "b"}\n]',
-         "a.json, record 2: the field 'in"),
-        ('[{"instruction": "a", "output": ""}]', "a.json, record 1: the field 'output' is empty"),
-        ('[{"instruction": "a", "output": "b"},\n"c"]',
-         "a.json, record 2: a str, not a record with instruction, input, output"),
-        ('[\n{"instruction": "a", "output: "b"}]', "a.json: not JSON: Expecting ':' delimiter: line 2"),
-        ('[{"instruction": "a", "output": "b"}', "a.json: not JSON: Expecting ',' delimiter: line 1"),
-        ('[{"instruction": "a", "output": "b"}]\n[]', "a.json: not JSON: Extra data: line 2"),
-        ('[{"instruction": "a", "output": "\\ud800"}]', "a.json, record 1: the field 'output' is not Unicode"),
-    ],
-)  # fmt: skip
+@cases("data/cases.yaml")
 def test_an_invalid_record_is_named_with_file_and_number(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)

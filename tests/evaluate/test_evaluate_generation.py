@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from exporting import CPU, Room, needs_harness, needs_transformers
 from local_documents import write
 from torch import nn
@@ -128,17 +129,7 @@ class _Fixed(Llama):
         return read(torch.ones(1, 1), torch.eye(self.vocab)[token][:, None])
 
 
-@pytest.mark.parametrize(
-    ("written", "until", "expected"),
-    [
-        (" Lausanne\nQuestion", ("\n",), "Lausanne"),
-        ("  St. Gallen, or", ("\n", ","), "St. Gallen"),
-        (" in 1843. Then, later", (",", "."), "in 1843"),  # the first of several ends
-        ("\nLausanne", ("\n",), ""),
-        (" Ada Question: x", ("\n", "Question:"), "Ada"),
-        (" goes on", ("\n",), "goes on"),  # as many tokens as it may have
-    ],
-)
+@cases("evaluate/cases.yaml")
 def test_where_an_answer_ends(
     ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch, written: str, until: tuple[str, ...], expected: str
 ) -> None:
@@ -324,16 +315,8 @@ def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
     assert direct_task(made.name, tmp_path).questions()[0].answers == ("Ada", "Countess")
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "message"),
-    [
-        ("triviaqa", {"question": "Who?"}, "rows.jsonl:1: no field 'answer'"),
-        ("tydiqa", {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
-         "another language"),
-        ("squadv2", {"question": "a", "context": "b", "answers": {"text": []}}, "no field 'title'"),
-    ],
-)  # fmt: skip
-def test_records_of_another_form_are_refused(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+@cases("evaluate/cases.yaml")
+def test_records_of_another_form_are_refused(tmp_path: Path, task: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         import_task(write(tmp_path / "rows.jsonl", [row]), task, tmp_path)
 

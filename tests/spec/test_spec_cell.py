@@ -16,8 +16,6 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import cell_from
 
 RECIPE = {"lr": 1.5e-3, "warmup": 60, "steps": 600, "batch": 16}
-PADDED = {"like": "quickstart", "layout": "pad"}
-XAVIER_ALL = {"preset": "xavier", "everywhere": True}
 FILES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "length": 64, "eval_tokens": 2000}
 
 

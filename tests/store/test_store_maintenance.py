@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from dumps import dump
 from life import KEY, OTHER, Connect, Life, with_journal
 from sqlalchemy import Engine, text
@@ -21,7 +22,6 @@ from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import Line, encode
 from gpas_cli.store.maintenance import backup, check, rebuild
-from gpas_cli.store.peek import VERSION_TABLE
 from gpas_cli.store.projection import _EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
 
 
@@ -146,19 +146,7 @@ def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["gpas.db"]
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (
-            "UPDATE attempt SET journal_events = 1 WHERE stage_key LIKE '01%' AND number = 1",
-            "the journal has 28 events, the database 1",
-        ),
-        ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
-         "bytes are not yet ingested; run `gpas db sync`"),
-        (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, from before 0003"),
-        ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
-    ],
-)  # fmt: skip
+@cases("store/cases.yaml")
 def test_damage_is_found(connect: Connect, url: str, life: Life, harm: str, message: str) -> None:
     engine = connect(url)
     grown(engine, life)
