@@ -1,4 +1,4 @@
-"""Cases of tests as data: what goes in and what is expected, in one YAML file of each room."""
+"""What tests read from files: texts, and cases, which are what goes in and what is expected, in a file of each room."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from gpas_cli.grid.document import read_document
+
+
+def file_text(file: str) -> str:
+    """Return the text of a file, whose path is in the tests' folder."""
+    return (Path(__file__).parent / file).read_text("utf-8")
 
 
 @cache

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 from attempts import attempt_at, make_attempt
+from cases import file_text
 from sqlalchemy import Engine
 from typer.main import get_group
 
@@ -38,53 +39,11 @@ from gpas_cli.structure import to_mapping
 TESTS = Path(__file__).parent
 HOST = socket.gethostname()
 FAKE_JOB = (sys.executable, "-S", "-P", str(TESTS / "fake_job.py"))
-EXPERIMENTS = """\
-version: 1
-default: small
-sizes:
-  toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-corpora:
-  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
-grids:
-  small:
-    title: Small
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [pre, post]
-      gate: [none, gpas]
-      seed: [1, 2]
-    table: {rows: [norm, gate], columns: size, against: {gate: none}}
-  shares:
-    title: Cells of small, and two of its own
-    include: [{grid: small, where: {norm: pre}}]
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [lns]
-      gate: [none]
-      seed: [1, 2]
-claims:
-  gate-lowers:
-    statement: The gate lowers the perplexity of every scheme.
-    grids: [small]
-    subject: {gate: gpas}
-    against: {gate: "none"}
-    by: [norm]
-    expect: lower
-"""
-TINY = """\
-version: 1
-sizes:
-  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
-grids:
-"""
+EXPERIMENTS = file_text("experiments/small.yaml")
+TINY = file_text("experiments/three_layers.yaml")
 BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
 
-FOUR = """\
-  tiny:
-    base: BASE
-    axes: {gate: [none, gpas], seed: [1, 2]}
-    table: {title: Tiny, rows: [gate], columns: size, against: {gate: none}}
-"""
+FOUR = file_text("experiments/tiny.yaml")
 
 
 def tiny(grids: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from attempts import ATTEMPT, attempt_record
+from cases import cases
 
 from gpas_cli.errors import StoreError
 from gpas_cli.schedule.slurm.queue import Queue
@@ -68,19 +69,7 @@ def test_fields_of_a_newer_version_survive_also_in_nested_records() -> None:
     assert to_mapping(record) == values
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"created": "today"}, "field 'created' is \"today\"; expected a number"),
-        ({"threads": True}, "field 'threads' is true; expected a whole number"),
-        ({"parents": 7}, "field 'parents' is 7; expected a list"),
-        ({"parents": ["a", 7]}, "field 'parents[1]' is 7; expected a string"),
-        ({"cell": None}, "field 'cell' is null; expected an object"),
-        ({"resources": {"gpus": "all"}}, "field 'resources.gpus' is \"all\"; expected a whole number"),
-        ({"submitter": {"id": "s"}}, "no fields 'submitter.host', 'submitter.pid'"),
-        ({"name": ["x" * 100]}, f"field 'name' is [\"{'x' * 58}...; expected a string"),
-    ],
-)
+@cases("cases.yaml")
 def test_a_wrong_field_is_named_with_its_file(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StoreError) as error:
         from_mapping(records.AttemptRecord, {**ATTEMPT, **change}, Path("runs/attempt.json"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cases import file_text
 from command_list import COMMANDS
 from face import TRAINED, Face
 from postgres_server import needs_server, new_database, running_server
@@ -15,32 +16,7 @@ from scored import finish_cells, finish_external, score
 
 from gpas_cli import results
 
-CLAIMS = """\
-  gates-open:
-    statement: The last gate is positive.
-    grids: [small]
-    subject: {gate: gpas}
-    by: [norm]
-    value: {curve: gate, take: mean}
-    expect: positive
-  variance-early:
-    statement: At update 2 the variance is higher without the gate.
-    grids: [small]
-    subject: {gate: none}
-    against: {gate: gpas}
-    by: [norm]
-    compare: ratio
-    value: {curve: activation_variance, take: max, updates: 99999999999}
-    expect: {above: 1}
-  few-spikes:
-    statement: Every run has fewer than two spikes.
-    grids: [small]
-    subject: {norm: pre}
-    value: {curve: spike_loss, take: count, updates: all}
-    expect: {below: 2}
-    by: [gate]
-    test: each-run
-"""
+CLAIMS = file_text("experiments/claims_of_small.yaml")
 # What each command is called with; a second time with --json, if it has that option.
 READERS = {
     "plan": ["", "small scored --cells"],

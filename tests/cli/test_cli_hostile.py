@@ -6,28 +6,10 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import Face, gpas, tiny
 
-GRIDS = r"""
-  x:
-    title: "[bold]t [/] :boom: $x$ \\"
-    base: BASE
-    axes:
-      norm: [pre, odd]
-      gate:
-        - none
-        - {name: "[/red]", like: gpas, init: 0.1}
-        - {name: "=HYPERLINK(\"http://x\")", like: gpas, init: 0.2}
-        - {name: "@SUM(1)", like: gpas, init: 0.3}
-        - {name: "+1+cmd", like: gpas, init: 0.4}
-        - {name: "-2+3", like: gpas, init: 0.5}
-        - {name: "$\\frac_:boom:", like: gpas, init: 0.7}
-        - {name: "_[link=file:///etc]", like: gpas, init: 0.8}
-      seed: [1, 2]
-    override:
-      - {where: {seed: 2}, set: {optim.warmup: 2}, why: "[/why]"}
-    table: {rows: [norm, gate], columns: size, against: {gate: none}}
-"""
+GRIDS = file_text("experiments/hostile.yaml")
 SCHEME = r"""
 from dataclasses import dataclass
 from gpas_cli.spec.norm import Norm, Scheme, Wiring

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from grids import HEAD, cells, complaints, grid, read, whole
 from shipped import EXPERIMENTS, cells_of
 
@@ -247,14 +247,7 @@ def test_a_file_replaces_the_recipe_of_a_built_in_size_and_single_settings_of_it
     assert complaints(wrong) == ["e.yaml:2:26: optim.warmup: 10000 is not shorter than the 9 steps"]
 
 
-INCLUDING = """\
-  a: {base: {size: quickstart, data: quickstart}, axes: {gate: [none, gpas], seed: [1, 2]}}
-  b:
-    include: [{grid: a, where: {seed: 1}}]
-    base: {size: quickstart, data: quickstart}
-    axes: {gate: [none, {name: tanh, like: gpas, activation: tanh}], seed: [1]}
-  c: {include: [a, b]}
-"""
+INCLUDING = file_text("experiments/including.yaml")
 
 
 def test_included_cells_come_after_own_ones_and_equal_cells_once() -> None:

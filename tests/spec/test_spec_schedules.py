@@ -159,11 +159,7 @@ def test_a_checkpoint_after_no_update_is_refused() -> None:
     assert cadence(0) == (None, ["0 is too small; at least 1"])
 
 
-@pytest.mark.parametrize(
-    ("word", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("2-12:00:01", 216001),
-     ("unlimited", None), ("", None), ("1:2:3:4", None)],
-)  # fmt: skip
+@cases("spec/cases.yaml")
 def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | None) -> None:
     assert time_seconds(word) == seconds
 
