@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cases import file_text
+from cases import file_text, tables
 from command_list import COMMANDS
 from face import TRAINED, Face
 from postgres_server import needs_server, new_database, running_server
@@ -18,28 +18,7 @@ from gpas_cli import results
 
 CLAIMS = file_text("experiments/claims_of_small.yaml")
 # What each command is called with; a second time with --json, if it has that option.
-READERS = {
-    "plan": ["", "small scored --cells"],
-    "status": ["small shares scored --all"],
-    "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
-    "table": ["small", "shares", "scored", "small --value loss --value loss_spikes", "gpas:2"],
-    "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
-    "run claims": ["gate-lowers gates-open --dry-run"],
-    "run tuned": ["small --dry-run"],
-    "run grid": ["small --dry-run"],
-    "figure curves": ["small -t", "small -t --what activation_variance --where norm=pre"],
-    "figure paper": ["gpas-4 --grid small"],
-    "figure envelope": ["small --over seed"],
-    "figure scaling": ["-t"],
-    "report": ["small scored -o report.html"],
-    "why": ["small/pre-s1", "small/post-s2", "'small[pre+gpas,toy]'", "scored/pre", "UNDECLARED"],
-    "diff": ["small/pre-s1 small/pre-gpas-s1"],
-    "db sync": [""],
-    "gc": [""],
-    "db check": [""],
-    "db upgrade": [""],
-    "db rebuild": ["--yes"],
-}
+READERS: dict[str, list[str]] = tables("cli/cases.yaml")["both_databases_agree"]
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
     *("init", "bench", "train", "explain", "evaluate", "export", "doctor"),

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, tables
 from gate_activations import ALL_ACTIVATIONS, FORMULAS, SOFTSIGN
 from golden_networks import GOLDEN
 
@@ -71,20 +71,13 @@ def test_a_formula_that_is_not_defined_has_no_number() -> None:
 
 SIZE = {"hidden": 64, "ffn": 128, "heads": 2, "layers": 2, "vocab": 3000}
 EVERYWHERE = {"preset": "xavier", "everywhere": True}
-METHODS = {  # Table 5: name -> parts, small sub-layers, large shortcut
-    "xavier": ({"init": EVERYWHERE}, False, False),
-    "vanilla": ({"init": "small"}, True, False),
-    "detach": ({"init": "small", "embed": "detach"}, True, False),
-    "layernorm": ({"init": "small", "embed": "layernorm"}, True, True),
-    "scaled": ({"init": "small", "embed": "scaled"}, True, True),
-}
 
 
 def model(**parts: object) -> object:
     return parse_model({"size": SIZE, "norm": "pre", **parts})
 
 
-@pytest.mark.parametrize(("parts", "small", "large"), METHODS.values(), ids=METHODS)
+@cases("spec/cases.yaml")
 def test_table_5(parts: dict, small: bool, large: bool) -> None:
     spec = model(family="gpt", **parts)
     assert (has_small_sublayers(spec), has_large_shortcut(spec)) == (small, large)
@@ -95,7 +88,7 @@ def test_table_5(parts: dict, small: bool, large: bool) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        *(parts for parts, _, _ in METHODS.values()),
+        *(parts for parts, _, _ in tables("spec/cases.yaml")["table_5"]),
         {"init": "small", "embed": {"like": "scaled", "multiplier": 50}},
         {"init": {**EVERYWHERE}, "embed": "scaled"},
         {"norm": "peri"},

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, tables
 from refusals import refused
 
 from gpas_cli.events import Score
@@ -51,13 +51,7 @@ def test_the_defaults_are_those_of_the_paper_and_its_scripts() -> None:
 # There is only one optimizer.
 @pytest.mark.parametrize("name", [field.name for field in own_fields(Finetune) if field.name != "optimizer"])
 def test_every_field_is_in_the_key(name: str) -> None:
-    others = {
-        "data": "records.json", "validation": "held-out.json", "template": "plain", "loss_on": "all", "layout": "pad",
-        "length": 256, "method": "full", "lisa_layers": 2, "lisa_interval": 20, "lisa_state": "reset", "epochs": 1,
-        "batch": 8, "lr": 1e-4, "schedule": "cosine", "min_ratio": 0.1, "warmup": 5, "clip": 0.0, "beta1": 0.8,
-        "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "precision": "bf16", "dropout": 0.1,
-        "seed": 7,
-    }  # fmt: skip
+    others = tables("spec/cases.yaml")["every_field_is_in_the_key"]
     assert key({name: others[name]}) != key({})
 
 
