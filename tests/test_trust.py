@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import file_text
+from cases import file_text, tables
 from end_to_end import Toy, wait
 from face import fake_jobs
 from faded_plugin import PLUGIN
@@ -193,25 +193,9 @@ def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path,
 
 
 SECRET = "hunter2-of-the-database"
-FORMS = {
-    "password": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results",
-    "query": f"postgresql://gpas@127.0.0.1:1/results?password={SECRET}",
-    "port": f"postgresql://gpas:{SECRET}@127.0.0.1:abc/results",
-    "slash": f"postgresql://gpas:x@{SECRET}/y@127.0.0.1:1/results",
-    "unknown option": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results?colour=red",
-    "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
-    "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
-}
+FORMS = tables("cases.yaml")["no_command_prints_the_password"]
 # Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
-PROGRAMS = {
-    "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
-    "squeue": "printf '%-80s%-24sPARTITION\\n' NAME STATE",
-    "sacct": "echo 'JobID|JobName|State'",
-    "srun": ":",
-    "sinfo": ":",
-    "scancel": ":",
-    "sbatch": 'env > "$0.env"; case "$*" in *version*) echo "slurm 23.11.4";; *) echo 4711;; esac',
-}
+PROGRAMS = tables("cases.yaml")["a_submission_keeps_the_password_from_jobs_and_files"]
 
 
 class Secretive(Toy):
@@ -272,6 +256,7 @@ def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project")
     toy.url = FORMS[form]
+    assert SECRET in toy.url
     toy.runs.mkdir()
     more = (("table",), ("db", "check"), ("db", "upgrade"), ("db", "backup"), ("db", "rebuild", "--yes"))
     for words in (("doctor",), ("db", "rebuild"), *(more if form == "password" else ())):
@@ -289,15 +274,7 @@ def test_the_question_names_the_database_without_its_password(tmp_path: Path) ->
 
 TOKEN = "S3CRETTOK"
 VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
-RESOURCES = f"""\
-resources:
-  all:
-    environment: [HF_TOKEN={TOKEN}]
-    setup: ['export AWS_SECRET={TOKEN}', source /home/ann/env.sh]
-    python: /home/ann/bin/python
-    sbatch: [--mail-user=ann@uni.edu]
-    account: annslab
-"""
+RESOURCES = file_text("experiments/resources.yaml")
 
 
 class Private(Secretive):

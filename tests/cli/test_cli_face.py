@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, tables
 from disks import full
 from face import EXPERIMENTS, Face, Said
 from face import gpas as run
@@ -51,13 +51,7 @@ def gpas(folder: Path, *words: str, expect: int | None = 0) -> Said:
 
 
 def test_commands_work_without_torch(project: Path) -> None:
-    commands = [
-        ("--help",), ("--version",), ("plan", "--json"), ("plan", "table2", "--gpu", "H100"), ("status",),
-        ("status", "--all", "--json"), ("status", "--watch"), ("table", "--paper"),
-        ("table", "table2", "--paper", "--format", "latex"), ("explain", "mix-gpas-s1"), ("run", "grid", "--dry-run"),
-        ("run", "quickstart", "--dry-run"), ("run", "grid", "--help"), ("data", "status"),
-        ("data", "status", "--json"), ("doctor",),
-    ]  # fmt: skip
+    commands = [words.split() for words in tables("cli/cases.yaml")["commands_work_without_torch"]]
     paths = [project / "block", REPOSITORY, REPOSITORY / "tests"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     words = [sys.executable, "-c", ALL, json.dumps([*commands, ["theory", "bounds", "mix-gpas-s1"]])]

@@ -179,33 +179,14 @@ def test_stages_may_be_settings_and_an_axis() -> None:
 
 
 def test_sizes_and_corpora_of_the_file() -> None:
-    text = """\
-version: 1
-sizes: {deep: {like: quickstart, layers: 24}}
-corpora: {mine: {like: quickstart, length: 128}}
-recipes: {deep: {lr: 1e-3, warmup: 1, steps: 2}}
-resources: {deep: {cpus: 3, mem: 1G}}
-grids: {g: {base: {size: deep, data: mine}, resources: {mem: 2G}}}
-"""
+    text = file_text("experiments/own_size_and_corpus.yaml")
     (entry,) = expand(read(text))
     assert (entry.cell.model.size.layers, entry.cell.model.size.hidden, entry.cell.data.length) == (24, 32, 128)
     assert entry.resources == Resources(cpus=3, mem="2G")
 
 
 def test_a_kind_of_job_has_its_own_resources() -> None:
-    text = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 2, batch: 4}}
-resources:
-  quickstart: {gpus: 4, cpus: 8, time: 1-00:00:00, mem: 9G}
-  importance: {time: 2:00:00, mem: 3G}
-  finetune: {gpus: 2}
-grids:
-  plain: {base: {size: quickstart, data: quickstart, importance: {}, finetune: {}}}
-  own:
-    base: {size: quickstart, data: quickstart, importance: {}}
-    resources: {partition: big, importance: {mem: 2G, partition: small}, tokenise: {cpus: 32}}
-"""
+    text = file_text("experiments/own_resources.yaml")
     experiments = read(text)
     (plain,) = expand(experiments, ["plain"])
     (own,) = expand(experiments, ["own"])

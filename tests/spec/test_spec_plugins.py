@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 
 from gpas_cli import extension
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -34,15 +35,7 @@ class Weighted(Scheme):
 """
 SOURCE = f"{IMPORTS}\n{CLASS}\nSCHEMES = {{'weighted': Weighted}}\n"
 RECIPE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
-EXPERIMENTS = """\
-version: 1
-plugins: [{plugins}]
-recipes: {{quickstart: {{lr: 1e-3, warmup: 1, steps: 9, batch: 2}}}}
-grids:
-  mine:
-    base: {{size: quickstart, data: quickstart}}
-    axes: {{norm: [pre, {{name: half, like: weighted, weight: 0.5}}]}}
-"""
+EXPERIMENTS = Template(file_text("experiments/weighted.yaml"))
 
 
 def catalogue(source: str = SOURCE) -> Catalogue:
@@ -107,10 +100,10 @@ def test_an_invalid_wiring_is_reported(text: str, message: str) -> None:
 def test_experiments_name_their_plugins(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     file = tmp_path / "experiments.yaml"
-    file.write_text(EXPERIMENTS.format(plugins="mine.py"))
+    file.write_text(EXPERIMENTS.substitute(plugins="mine.py"))
     assert [entry.name for entry in expand(load(file))] == ["pre", "half"]
     (tmp_path / "again.py").write_text(SOURCE)
-    file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, again.py"))
+    file.write_text(EXPERIMENTS.substitute(plugins="absent.py, mine.py, again.py"))
     with pytest.raises(InvalidExperiments) as caught:
         load(file)
     message = str(caught.value)
