@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, tables
 from face import Face
 
 from gpas_cli.cli.app import rejoined
@@ -20,13 +20,7 @@ SET_UP = {
     "zsh": ('autoload -Uz compinit; compinit -u; bindkey -e; eval "$(_GPAS_COMPLETE=source_zsh gpas)"', ["-f", "-i"]),
     "fish": ("_GPAS_COMPLETE=source_fish gpas | source", ["--no-config", "-i"]),
 }
-LINES = {
-    "gpas status quickstart --where norm=sa": "gpas status quickstart --where norm=sandwich",
-    "gpas explain quickstart/pre-gpas-s": "gpas explain quickstart/pre-gpas-s",  # Several cells begin so.
-    "gpas stat": "gpas status",
-    "gpas run quickstart-ab": "gpas run quickstart-ablations",
-    "gpas train pre-s1 optim.lr": "gpas train pre-s1 optim.lr=",
-}
+LINES = tables("cli/cases.yaml")["values_are_completed"]
 
 
 @cases("cli/cases.yaml")

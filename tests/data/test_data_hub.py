@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from cases import cases
+from cases import cases, file_text
 from shipped import EXPERIMENTS
 from small_corpus import sentences, write_jsonl
 
@@ -231,15 +231,7 @@ def zstd(lines: list[str]) -> bytes:
 
 
 def dclm_line(text: str) -> str:
-    others = {
-        "bff_contained_ngram_count_before_dedupe": 0,
-        "language_id_whole_page_fasttext": {"en": 0.98},
-        "metadata": {"WARC-Type": "response"},
-        "previous_word_count": 12,
-        "url": "https://example.org/text",
-        "warcinfo": "isPartOf: CC-MAIN",
-        "fasttext_openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train_prob": 0.03,
-    }
+    others = json.loads(file_text("data/dclm.json"))
     return json.dumps({**others, "text": text}) + "\n"
 
 

@@ -44,30 +44,9 @@ def quiet(message: str) -> None:
     """Ignore progress."""
 
 
-def test_the_prompt_of_commonsense170k() -> None:
-    record = FinetuneRecord(RECORD["instruction"], "", RECORD["output"])
-    assert prompt(record, "alpaca") + record.output == (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n"
-        "\n"
-        "### Instruction:\n"
-        "Please choose the correct answer to the question: Stars are\n"
-        "\n"
-        "Answer1: cold Answer2: hot\n"
-        "\n"
-        "Answer format: answer1/answer2\n"
-        "\n"
-        "### Response:\n"
-        "the correct answer is answer2"
-    )
-
-
-def test_the_prompt_of_a_record_with_input() -> None:
-    assert prompt(FinetuneRecord("Add.", "1 + 1", "2"), "alpaca") == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-        "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 + 1\n\n"
-        "### Response:\n"
-    )
-    assert prompt(FinetuneRecord("Add ", "1 + 1", "2"), "plain") == "Add 1 + 1"
+@cases("data/cases.yaml", more="")
+def test_the_prompt_of_a_record(instruction: str, template: str, text: str, more: str) -> None:
+    assert prompt(FinetuneRecord(instruction, more, "the answer"), template) == text
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])

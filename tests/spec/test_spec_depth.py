@@ -107,21 +107,13 @@ def test_layer_drop_keeps_a_layer_with_the_probability_of_zhang_and_he() -> None
     assert [kept[layer - 1] for layer in (1, 6, 12)] == pytest.approx([0.97366, 0.84197, 0.68394], abs=1e-5)
 
 
-DRAWN = [
-    ({"like": "raptr", "stages": "6-8-10-12"}, {1, 12}),
-    ({"like": "raptr", "stages": "6-8-10-12", "fixed": "none"}, set()),
-    ({"like": "raptr", "stages": "6-8-10-12", "fixed": [1, 2, 11, 12]}, {1, 2, 11, 12}),
-    ("layerdrop", set()),
-]
-
-
-@pytest.mark.parametrize(("depth", "fixed"), DRAWN)
-def test_the_lengths_of_4000_paths(depth: object, fixed: set[int]) -> None:
+@cases("spec/cases.yaml")
+def test_the_lengths_of_4000_paths(depth: object, fixed: list[int]) -> None:
     """Within three standard errors of what is expected, over all paths and for every layer."""
     found = schedule(depth, 12, 4000)
     probabilities = [found.kept(update) for update in range(1, 4001)]
     paths = [found.at(7, update) for update in range(1, 4001)]
-    assert all(fixed <= set(path.layers) for path in paths)
+    assert all({*fixed} <= set(path.layers) for path in paths)
     difference = sum(len(path.layers) for path in paths) - sum(map(sum, probabilities))
     variance = sum(p * (1 - p) for kept in probabilities for p in kept)
     assert abs(difference) < 3 * math.sqrt(variance)

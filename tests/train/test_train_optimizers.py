@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
-from cases import cases
+from cases import cases, tables
 from documents import write_documents
 from golden_inputs import probe, train_batch
 from golden_networks import GOLDEN, close, filled
@@ -65,12 +65,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Every optimizer, each with settings of its own that are not the defaults.
-SETTINGS: dict[str, dict[str, object]] = {
-    "adam": {"beta2": 0.95},
-    "adafactor": {"lr": 0.3, "beta2_exponent": -0.7, "weight_decay": 0.1},
-    "muon": {"momentum": 0.9, "matrix_lr": 2.0, "matrix_scale": "original", "nesterov": False},
-    "momentum": {"lr": 0.1, "beta1": 0.8},
-}
+SETTINGS = tables("train/cases.yaml")["its_settings_are_in_the_key_and_in_the_recorded_cell"]
 KINDS = sorted({kind.name for kind in OPTIMIZERS.values()} | {MOMENTUM.name})
 
 
