@@ -326,13 +326,7 @@ def test_prompts_and_examples_are_those_of_the_harness() -> None:
     from lm_eval.tasks.squadv2.task import SQuAD2
 
     answered = {"text": ["France", "a region"]}
-    document = {
-        "id": "english-1",
-        "title": "Older",
-        "context": "Normandy, a region in France",
-        "question": "Where?",
-        "answers": answered,
-    }
+    document = {"id": "english-1", "title": "Older", "context": "In France.", "question": "Where?", "answers": answered}
     trivia = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
     definitions = Path(lm_eval.tasks.__file__).parent
     for name, file, doc in (
