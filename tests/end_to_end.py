@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 from unittest import mock
 
 import pytest
+from cases import file_text
 from face import Face
 from once import made_once
 
@@ -27,30 +29,7 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
 
 # The first lines of toy projects' experiments files.
-TOY = """\
-version: 1
-sizes:
-  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
-corpora:
-  notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
-recipes:
-  toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
-"""
-GRID = (
-    TOY
-    + """default: small
-grids:
-  small:
-    title: A toy grid
-    base: {{size: toy, data: notes}}
-    axes:
-      norm: [{norms}]
-      gate: [{gates}]
-      seed: [{seeds}]
-    cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: {checkpoint_every}}}
-    table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: {first}}}}}
-"""
-)
+TOY = file_text("experiments/toy.yaml")
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 
@@ -68,8 +47,9 @@ class Toy(Face):
         checkpoint_every: int = 50,
     ):
         first = gates.partition(",")[0]
-        more = {"steps": steps, "checkpoint_every": checkpoint_every}
-        super().__init__(folder, GRID.format(norms=norms, gates=gates, first=first, seeds=seeds, **more))
+        more: dict[str, object] = {"steps": steps, "checkpoint_every": checkpoint_every}
+        more |= {"norms": norms, "gates": gates, "seeds": seeds, "first": first}
+        super().__init__(folder, Template(TOY + file_text("experiments/toy_grid.yaml")).substitute(more))
 
     def copied(self, folder: Path) -> Toy:
         """Return a copy of the project, which the test may change; its database is made anew."""

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 from attempts import attempt_at, make_attempt
+from cases import file_text, tables
 from sqlalchemy import Engine
 from typer.main import get_group
 
@@ -38,53 +39,11 @@ from gpas_cli.structure import to_mapping
 TESTS = Path(__file__).parent
 HOST = socket.gethostname()
 FAKE_JOB = (sys.executable, "-S", "-P", str(TESTS / "fake_job.py"))
-EXPERIMENTS = """\
-version: 1
-default: small
-sizes:
-  toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-corpora:
-  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
-grids:
-  small:
-    title: Small
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [pre, post]
-      gate: [none, gpas]
-      seed: [1, 2]
-    table: {rows: [norm, gate], columns: size, against: {gate: none}}
-  shares:
-    title: Cells of small, and two of its own
-    include: [{grid: small, where: {norm: pre}}]
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [lns]
-      gate: [none]
-      seed: [1, 2]
-claims:
-  gate-lowers:
-    statement: The gate lowers the perplexity of every scheme.
-    grids: [small]
-    subject: {gate: gpas}
-    against: {gate: "none"}
-    by: [norm]
-    expect: lower
-"""
-TINY = """\
-version: 1
-sizes:
-  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
-grids:
-"""
+EXPERIMENTS = file_text("experiments/small.yaml")
+TINY = file_text("experiments/three_layers.yaml")
 BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
 
-FOUR = """\
-  tiny:
-    base: BASE
-    axes: {gate: [none, gpas], seed: [1, 2]}
-    table: {title: Tiny, rows: [gate], columns: size, against: {gate: none}}
-"""
+FOUR = file_text("experiments/tiny.yaml")
 
 
 def tiny(grids: str) -> str:
@@ -241,19 +200,9 @@ class Face:
             loss = perplexity / 10 + 4 / step
             layers = entry.cell.model.size.layers
             variance = [0.1 * (1 + layer) * perplexity for layer in range(layers + 1)]
-            events += [
-                Step(
-                    step=step,
-                    loss=loss,
-                    mean_loss=loss,
-                    lr=1e-3,
-                    grad_norm=1.0,
-                    steps=max(40, stop),
-                    tokens=step,
-                    memory=4e8,
-                ),
-                Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * layers}),
-            ]
+            numbers = {"loss": loss, "mean_loss": loss, "lr": 1e-3, "grad_norm": 1.0, "tokens": step, "memory": 4e8}
+            series = {"activation_variance": variance, "gate": [0.1] * layers}
+            events += [Step(step, steps=max(40, stop), **numbers), Layers(step, series)]
         metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
         outcome = Outcome(outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics)
         return attempt_at(self.runs, entry, [*events, outcome], log="printed by the job\n")
@@ -320,16 +269,5 @@ def end(outcome: str, **more: Any) -> dict[str, Any]:
     return {"outcome": outcome, "step": 4, "cause": "", "metrics": {}, **more}
 
 
-START = {"host": "there", "device": "cpu", "threads": 2, "precision": "fp32", "parameters": 1000, "code": "c0de",
-         "git": {"commit": "a" * 40, "dirty": False}, "environment": {"torch": "2.9", "gpu": ""}}  # fmt: skip
-TRAINED = (
-    ("start", START),
-    ("phase", {"name": "training", "resumed_from": 0}),
-    ("data", {"fingerprint": "f00d", "validation_fingerprint": "beef"}),
-    ("step", step(2)),
-    ("layers", {"step": 2, "values": {"gate": [0.1, 0.2], "activation_variance": [1.0, 2.0]}}),
-    ("spike", {"step": 3, "of": "loss", "value": 9.0, "usual": 4.0}),
-    ("step", step(4)),
-    ("evaluation", {"step": 4, "loss": 1.5, "perplexity": 4.48, "bits_per_byte": 0.7}),
-    ("checkpoint", {"step": 4, "path": "step-00000004"}),
-)
+START = tables("trained.yaml")["start"]
+TRAINED = tuple((kind, fields) for kind, fields in tables("trained.yaml")["events"])

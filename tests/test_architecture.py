@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cases import tables
 
 from gpas_cli.cli.app import COMMANDS, TOGETHER
 from gpas_cli.extension import IN_WHEEL, extensions
@@ -275,3 +276,9 @@ def test_what_starts_often_loads_no_heavy_library(modules: list[str], absent: se
     code = f"import sys, {', '.join(modules)}; print({absent} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("file", sorted(Path(__file__).parent.rglob("cases.yaml")), ids=lambda file: file.parent.name)
+def test_every_table_of_cases_has_its_test(file: Path) -> None:
+    tests = "".join(path.read_text("utf-8") for path in file.parent.rglob("test_*.py"))
+    assert [name for name in tables(str(file)) if f"\ndef test_{name}(" not in tests] == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from browser import CHROMIUM, chromium
+from cases import file_text, tables
 from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
 from schemas import document_of, documents, json_schema
 from shipped import EXPERIMENTS, cells_of
@@ -169,17 +170,7 @@ def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path
         assert expand(loaded, [grid]), f"{page}: {grid} has no cells"
 
 
-MISTAKES = """\
-version: 1
-recipes:
-  quickstart: {lr: 1.5e-3, warmup: 60, steps: 600, batch: 16}
-grids:
-  mine:
-    base: {size: 71n, data: quickstart}
-    axes:
-      gate: [none, gpas]
-      optim.lr: [-1.0, 1e-3]
-"""
+MISTAKES = file_text("experiments/mistakes.yaml")
 
 
 def test_the_messages_shown_are_those_of_the_program(tmp_path: Path) -> None:
@@ -361,13 +352,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
         assert not EXTERNAL.findall(text), page
 
 
-FOUND = {
-    "--paper": "reference/commands.html#option-paper",
-    "figure --paper": "reference/commands.html#gpas-figure",
-    "--where": "reference/commands.html#option-where",
-    "docker": "how-to/install.html",
-    "GPU hours": "reference/commands.html#gpas-plan",
-}
+FOUND = tables("cases.yaml")["the_search_of_the_site_works_when_it_is_opened_as_files"]
 
 
 @pytest.mark.long

@@ -11,8 +11,10 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from string import Template
 
 import pytest
+from cases import file_text
 from disks import full
 from documentation import DOCS, FENCE
 from end_to_end import TOY, Toy, alive, jobs_run_here, kill, wait
@@ -236,32 +238,14 @@ def test_a_changed_formula_is_another_cell_and_a_space_is_none(formula_toy: Toy)
     assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message
 
 
-GRID = (
-    TOY
-    + """\
-grids:
-  rates:
-    base: {{size: toy, data: notes}}
-    axes:
-      optim.lr: [0.01, 0.00001]
-      seed: [1, 2]
-    cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: 50}}
-claims:
-  fast:
-    statement: A learning rate of 0.01 gives a lower perplexity than one of 1e-5.
-    grids: [rates]
-    subject: {{optim.lr: 0.01}}
-    against: {{optim.lr: 0.00001}}
-    expect: lower
-"""
-)
+GRID = Template(TOY + file_text("experiments/rates.yaml"))
 RUN = ("run", "claims", "fast", "--executor", "local", "--yes")
 
 
 @pytest.mark.long
 def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
-    (toy.folder / "experiments.yaml").write_text(GRID.format(steps=40))
+    (toy.folder / "experiments.yaml").write_text(GRID.substitute(steps=40))
     first = toy.start(*RUN)
     wait(lambda: len(toy.attempts()) >= 3)
     kill(first)

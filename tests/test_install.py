@@ -9,21 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from documentation import ROOT, blocks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKED = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]
 BY_ITS_INDEX = ("cuda", "nvidia", "triton", "gpas-cli")  # of these pip takes what its build of torch needs
 REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[.*\])?(.*)$")
-PYTHON = """\
-#!/bin/sh
-case "$*" in
-    -c*) echo {version} ;;
-    --version) echo Python {version}.1 ;;
-    "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-    "-m pip install"*) echo "$0 $*" >>log ;;
-esac
-"""
+PYTHON = file_text("programs/python.sh")
 
 
 def normal(name: str) -> str:
@@ -65,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools/install.sh", tmp_path / "tools")
     for name, version in (("python3", "3.10"), ("python3.12", "3.12")):
-        executable(tmp_path / "path" / name, PYTHON.format(version=version))
+        executable(tmp_path / "path" / name, PYTHON.replace("VERSION", version))
     for name in ("sh", "cp", "mkdir", "touch", "dirname", "tr"):
         (tmp_path / "path" / name).symlink_to(shutil.which(name))
     return tmp_path
@@ -120,11 +113,11 @@ def test_pip_installs_once_with_the_constraints(checkout: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"PYTHON": "python3.12"}, {}])
 def test_an_environment_of_an_old_python_is_made_anew(checkout: Path, settings: dict[str, str]) -> None:
-    executable(checkout / ".venv/bin/python", PYTHON.format(version="3.10"))
+    executable(checkout / ".venv/bin/python", PYTHON.replace("VERSION", "3.10"))
     (checkout / ".venv/.installed-figures").touch()
     if not settings:  # python3 has been upgraded since a try that failed
         (checkout / ".venv/.installed-figures").unlink()
-        executable(checkout / "path/python3", PYTHON.format(version="3.12"))
+        executable(checkout / "path/python3", PYTHON.replace("VERSION", "3.12"))
     assert install(checkout, **settings).returncode == 0
     assert "echo 3.12" in (checkout / ".venv/bin/python").read_text()
     assert log(checkout)

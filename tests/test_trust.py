@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import file_text, tables
 from end_to_end import Toy, wait
 from face import fake_jobs
 from faded_plugin import PLUGIN
@@ -20,14 +21,7 @@ from gpas_cli.grid.expand import cell_names, expand
 from gpas_cli.grid.load import load
 
 STRANGER = 4_242
-EXPERIMENTS = """\
-version: 1
-plugins: [schemes/mine.py]
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, faded], seed: [1, 2]}}
-  h: {include: [{grid: g, where: {norm: faded}}]}
-"""
+EXPERIMENTS = file_text("experiments/two_grids.yaml")
 PARTS = {
     "experiments.yaml": "experiments.yaml",
     "the plugin": "schemes/mine.py",
@@ -197,25 +191,9 @@ def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path,
 
 
 SECRET = "hunter2-of-the-database"
-FORMS = {
-    "password": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results",
-    "query": f"postgresql://gpas@127.0.0.1:1/results?password={SECRET}",
-    "port": f"postgresql://gpas:{SECRET}@127.0.0.1:abc/results",
-    "slash": f"postgresql://gpas:x@{SECRET}/y@127.0.0.1:1/results",
-    "unknown option": f"postgresql://gpas:{SECRET}@127.0.0.1:1/results?colour=red",
-    "no url": f"postgresql//gpas:{SECRET}@127.0.0.1://results",
-    "other driver": f"mysql://gpas:{SECRET}@127.0.0.1/results",
-}
+FORMS = tables("cases.yaml")["no_command_prints_the_password"]
 # Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
-PROGRAMS = {
-    "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
-    "squeue": "printf '%-80s%-24sPARTITION\\n' NAME STATE",
-    "sacct": "echo 'JobID|JobName|State'",
-    "srun": ":",
-    "sinfo": ":",
-    "scancel": ":",
-    "sbatch": 'env > "$0.env"; case "$*" in *version*) echo "slurm 23.11.4";; *) echo 4711;; esac',
-}
+PROGRAMS = tables("cases.yaml")["a_submission_keeps_the_password_from_jobs_and_files"]
 
 
 class Secretive(Toy):
@@ -276,6 +254,7 @@ def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project")
     toy.url = FORMS[form]
+    assert SECRET in toy.url
     toy.runs.mkdir()
     more = (("table",), ("db", "check"), ("db", "upgrade"), ("db", "backup"), ("db", "rebuild", "--yes"))
     for words in (("doctor",), ("db", "rebuild"), *(more if form == "password" else ())):
@@ -293,15 +272,7 @@ def test_the_question_names_the_database_without_its_password(tmp_path: Path) ->
 
 TOKEN = "S3CRETTOK"
 VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
-RESOURCES = f"""\
-resources:
-  all:
-    environment: [HF_TOKEN={TOKEN}]
-    setup: ['export AWS_SECRET={TOKEN}', source /home/ann/env.sh]
-    python: /home/ann/bin/python
-    sbatch: [--mail-user=ann@uni.edu]
-    account: annslab
-"""
+RESOURCES = file_text("experiments/resources.yaml")
 
 
 class Private(Secretive):

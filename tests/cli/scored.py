@@ -3,18 +3,12 @@
 from typing import Any
 
 from attempts import attempt_at, external_attempt
+from cases import file_text
 from face import EXPERIMENTS, START, TRAINED, Face, end
 
 from gpas_cli.events import Outcome, Score, Started, event_of
 
-SCORED = """\
-  scored:
-    title: Scored
-    base:
-      {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}, seed: 1, downstream: SECTION}
-    axes: {norm: [pre], gate: [none, gpas]}
-    table: {rows: [norm, gate], columns: task, value: accuracy, against: {gate: none}}
-"""
+SCORED = file_text("experiments/scored.yaml")
 WEIGHTS = "0123456789abcdef" * 4
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import cases, tables
 from face import Face
 
 from gpas_cli.cli.app import rejoined
@@ -19,28 +20,12 @@ SET_UP = {
     "zsh": ('autoload -Uz compinit; compinit -u; bindkey -e; eval "$(_GPAS_COMPLETE=source_zsh gpas)"', ["-f", "-i"]),
     "fish": ("_GPAS_COMPLETE=source_fish gpas | source", ["--no-config", "-i"]),
 }
-LINES = {
-    "gpas status quickstart --where norm=sa": "gpas status quickstart --where norm=sandwich",
-    "gpas explain quickstart/pre-gpas-s": "gpas explain quickstart/pre-gpas-s",  # Several cells begin so.
-    "gpas stat": "gpas status",
-    "gpas run quickstart-ab": "gpas run quickstart-ablations",
-    "gpas train pre-s1 optim.lr": "gpas train pre-s1 optim.lr=",
-}
+LINES = tables("cli/cases.yaml")["values_are_completed"]
 
 
-@pytest.mark.parametrize(
-    ("words", "current", "whole"),
-    [
-        (["gpas", "status", "--where", "norm", "="], 4, (["gpas", "status", "--where", "norm="], 3, "norm=")),
-        (["gpas", "status", "--where", "norm", "=", "s"], 5, (["gpas", "status", "--where", "norm=s"], 3, "norm=")),
-        (["gpas", "table", "gpas", ":", "2"], 4, (["gpas", "table", "gpas:2"], 2, "gpas:")),
-        (["gpas", "sta"], 1, (["gpas", "sta"], 1, "")),
-        (["gpas", "plan", ""], 2, (["gpas", "plan", ""], 2, "")),
-        (["gpas", "status", "--where", "a", "=", "b", ""], 6, (["gpas", "status", "--where", "a=b", ""], 4, "")),
-    ],
-)  # fmt: skip
-def test_pieces_of_bash_are_words_again(words: list[str], current: int, whole: tuple[list[str], int, str]) -> None:
-    assert rejoined(words, current) == whole
+@cases("cli/cases.yaml")
+def test_pieces_of_bash_are_words_again(words: list[str], current: int, whole: list[object]) -> None:
+    assert [*rejoined(words, current)] == whole
 
 
 @pytest.mark.long
@@ -80,19 +65,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("stat", "status"), ("run gr", "grid"), ("status --sta", "--state"),
-        ("status --state running,f", "running,failed"), ("status --where norm=po", "norm=post"), ("why KEY", "KEY"),
-        ("cancel sma", "small/pre-s1"), ("explain optim.l", "optim.lr="), ("run grid optim.l", "optim.lr="),
-        ("run sm", "small"), ("run cl", "claims"), ("figure sc", "scaling"), ("figure sm", "small"),
-        ("figure --gro", "--growth"), ("figure small --gro", "--growth"), ("run grid --for-table raptr:", "raptr:7"),
-        ("table spike_no_more:", "spike_no_more:2"), ("table --value perpl", "perplexity"),
-        ("figure paper gpas-3", "gpas-3a"), ("figure --against gate=g", "gate=gpas"), ("claims gate", "gate-lowers"),
-        ("plan --executor sl", "slurm"), ("plan --gpu H10", "H100"), ("plan no-such-name", ""),
-    ],
-)  # fmt: skip
+@cases("cli/cases.yaml")
 def test_each_kind_of_name_is_offered(face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str) -> None:
     """Commands that are not imported yet, their options, and the names of what the project declares."""
     key = face.entry("pre-s1").key

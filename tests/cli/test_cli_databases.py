@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cases import file_text, tables
 from command_list import COMMANDS
 from face import TRAINED, Face
 from postgres_server import needs_server, new_database, running_server
@@ -15,55 +16,9 @@ from scored import finish_cells, finish_external, score
 
 from gpas_cli import results
 
-CLAIMS = """\
-  gates-open:
-    statement: The last gate is positive.
-    grids: [small]
-    subject: {gate: gpas}
-    by: [norm]
-    value: {curve: gate, take: mean}
-    expect: positive
-  variance-early:
-    statement: At update 2 the variance is higher without the gate.
-    grids: [small]
-    subject: {gate: none}
-    against: {gate: gpas}
-    by: [norm]
-    compare: ratio
-    value: {curve: activation_variance, take: max, updates: 99999999999}
-    expect: {above: 1}
-  few-spikes:
-    statement: Every run has fewer than two spikes.
-    grids: [small]
-    subject: {norm: pre}
-    value: {curve: spike_loss, take: count, updates: all}
-    expect: {below: 2}
-    by: [gate]
-    test: each-run
-"""
+CLAIMS = file_text("experiments/claims_of_small.yaml")
 # What each command is called with; a second time with --json, if it has that option.
-READERS = {
-    "plan": ["", "small scored --cells"],
-    "status": ["small shares scored --all"],
-    "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
-    "table": ["small", "shares", "scored", "small --value loss --value loss_spikes", "gpas:2"],
-    "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
-    "run claims": ["gate-lowers gates-open --dry-run"],
-    "run tuned": ["small --dry-run"],
-    "run grid": ["small --dry-run"],
-    "figure curves": ["small -t", "small -t --what activation_variance --where norm=pre"],
-    "figure paper": ["gpas-4 --grid small"],
-    "figure envelope": ["small --over seed"],
-    "figure scaling": ["-t"],
-    "report": ["small scored -o report.html"],
-    "why": ["small/pre-s1", "small/post-s2", "'small[pre+gpas,toy]'", "scored/pre", "UNDECLARED"],
-    "diff": ["small/pre-s1 small/pre-gpas-s1"],
-    "db sync": [""],
-    "gc": [""],
-    "db check": [""],
-    "db upgrade": [""],
-    "db rebuild": ["--yes"],
-}
+READERS: dict[str, list[str]] = tables("cli/cases.yaml")["both_databases_agree"]
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
     *("init", "bench", "train", "explain", "evaluate", "export", "doctor"),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases, tables
 from disks import full
 from face import EXPERIMENTS, Face, Said
 from face import gpas as run
@@ -50,13 +51,7 @@ def gpas(folder: Path, *words: str, expect: int | None = 0) -> Said:
 
 
 def test_commands_work_without_torch(project: Path) -> None:
-    commands = [
-        ("--help",), ("--version",), ("plan", "--json"), ("plan", "table2", "--gpu", "H100"), ("status",),
-        ("status", "--all", "--json"), ("status", "--watch"), ("table", "--paper"),
-        ("table", "table2", "--paper", "--format", "latex"), ("explain", "mix-gpas-s1"), ("run", "grid", "--dry-run"),
-        ("run", "quickstart", "--dry-run"), ("run", "grid", "--help"), ("data", "status"),
-        ("data", "status", "--json"), ("doctor",),
-    ]  # fmt: skip
+    commands = [words.split() for words in tables("cli/cases.yaml")["commands_work_without_torch"]]
     paths = [project / "block", REPOSITORY, REPOSITORY / "tests"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     words = [sys.executable, "-c", ALL, json.dumps([*commands, ["theory", "bounds", "mix-gpas-s1"]])]
@@ -90,38 +85,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
     assert document["cells"][0]["layers"] == [{"first": 1, "last": 12, "equation": "N(2.213 G(x) + f(x))"}]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("run", "grid", "tabel2"), "table2"),
-        (("plan", "--where", "gate=gpsa"), "gpas"),
-        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; valid: 0.0015, 0.001"),
-        (("table", "--where", "optim.lrr=1"), "no axis or field 'optim.lrr'; did you mean 'optim.lr'?"),
-        (("explain", "mix-gpas-s9"), "mix-gpas-s"),
-        (("table", "--format", "latx"), "'markdown', 'latex', 'html'"),
-        (("run", "grid", "--executor", "slrm"), "did you mean 'slurm'?"),
-        (("figure", "--what", "gates"), "did you mean 'gate'?"),
-        (("run", "grid", "--executor", "slurm"), "SLURM is not available"),
-        (("init",), "exists; --force replaces it"),
-        (("explain", "optim.lr=3e-3"), "name the cell to apply optim.lr=3e-3"),
-        (("cancel", "optim.lr=3e-3"), "name the cells to apply optim.lr=3e-3"),
-        (("cancel", "quickstart-ablations/pre-s1", "optim.lr=3e-3"), "quickstart-lr/pre-lr0.003-s1"),
-        (("cancel", "pre-s1", "optim.lr=7e-3"), "quickstart/pre-s1+lr0.007"),
-        (("cancel", "pre-s1"), "nothing was cancelled: quickstart/pre-s1 is missing"),
-        (("cancel", "quickstart"), "nothing was cancelled: no cell is running or queued (22 missing)"),
-        (("cancel",), "name cells or a grid, or select cells with --where"),
-        (("run", "tabel2"), "did you mean 'table2'?"),
-        (("retry", "pre-s1"), "nothing to retry"),
-        (("why", "pre-s1"), "quickstart/pre-s1 has not been run"),
-        (("-c", "nowhere.yaml", "plan"), "nowhere.yaml does not exist"),
-        (("-c", ".", "plan"), ". is not a file; name the experiments file"),
-        (("plan", "-c", "nowhere.yaml"), "nowhere.yaml does not exist"),
-        (("run", "grid", "--config=nowhere.yaml", "--yes"), "nowhere.yaml does not exist"),
-        (("compare", "a", "b"), "Did you mean 'diff'?"),
-        (("plan", "--config"), "--config needs the path of an experiments file"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
+@cases("cli/cases.yaml")
 def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[str, ...], message: str) -> None:
     done = gpas(project, *words, expect=2)
     assert message in done.out + done.err

@@ -6,28 +6,10 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from cases import cases, file_text
 from face import Face, gpas, tiny
 
-GRIDS = r"""
-  x:
-    title: "[bold]t [/] :boom: $x$ \\"
-    base: BASE
-    axes:
-      norm: [pre, odd]
-      gate:
-        - none
-        - {name: "[/red]", like: gpas, init: 0.1}
-        - {name: "=HYPERLINK(\"http://x\")", like: gpas, init: 0.2}
-        - {name: "@SUM(1)", like: gpas, init: 0.3}
-        - {name: "+1+cmd", like: gpas, init: 0.4}
-        - {name: "-2+3", like: gpas, init: 0.5}
-        - {name: "$\\frac_:boom:", like: gpas, init: 0.7}
-        - {name: "_[link=file:///etc]", like: gpas, init: 0.8}
-      seed: [1, 2]
-    override:
-      - {where: {seed: 2}, set: {optim.warmup: 2}, why: "[/why]"}
-    table: {rows: [norm, gate], columns: size, against: {gate: none}}
-"""
+GRIDS = file_text("experiments/hostile.yaml")
 SCHEME = r"""
 from dataclasses import dataclass
 from gpas_cli.spec.norm import Norm, Scheme, Wiring
@@ -39,22 +21,6 @@ class Odd(Scheme):
         return Wiring(in_norm=Norm(), skip=0.9)
 SCHEMES = {"odd": Odd}
 """
-COMMANDS = (
-    *("plan", "plan --cells", "plan x --json", "run grid --dry-run", "status", "status --watch", "table"),
-    *("table --format markdown", "table --format latex", "table --format csv"),
-    *("why -- x/pre-s1", "explain x/pre-s1", "logs x/pre-s1", "doctor"),
-)
-# What some of them must say in full.
-SAID = {
-    "plan": ("x/pre-s2", "[/why]"),
-    "plan --cells": ("x/pre-s1", "[/why]"),
-    "status": ("[/cause]\\x1b[2J [red]",),
-    "table": ("[bold]t [/] :boom: $x$ \\", "+ [/red]", "[/odd] \\x1b[31m\\u202e norm"),
-    "table --format markdown": ("\\[/odd] \\\\x1b\\[31m\\\\u202e norm",),
-    "table --format csv": ("[/red]", "_[link=file:///etc]"),
-    "table --format latex": ("{[}/red{]}", r"\$\textbackslash{}frac\_:boom:"),
-    "why -- x/pre-s1": ("x/pre-s1", "[/host]\\x1b[31m"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +36,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Face:
     return made
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_hostile_names_are_printed_as_they_are(project: Face, command: str) -> None:
+@cases("cli/cases.yaml")
+def test_hostile_names_are_printed_as_they_are(project: Face, command: str, said: list[str]) -> None:
+    """`said` is what the command must say in full."""
     done = project(*command.split(), expect=None if command == "doctor" else 0)
     assert done.code in (0, 2)
     text = done.out + done.err
     assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"}
     assert "💥" not in text
-    for piece in SAID.get(command, ()):
-        assert piece in text
+    assert [piece for piece in said if piece not in text] == []
 
 
 def test_a_spreadsheet_reads_no_formula(project: Face) -> None:

@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import Face
 
-SITE = """\
-resources:
-  all: {partition: gpu, account: proj, setup: [module load cuda], mem: 8G}
-  toy: {mem: 16G, cpus: 2}
-  tokenise: {partition: cpu}
-"""
+SITE = file_text("experiments/site.yaml")
 
 
 @pytest.fixture

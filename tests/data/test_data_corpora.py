@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import corpora, stdlib
@@ -156,25 +157,11 @@ def test_parquet_is_read_row_by_row(tmp_path: Path):
     assert source.survey() == Files("*", "body", tmp_path).survey()
 
 
-# The files, a list for the column of a parquet file; the arguments of `Files`; the message.
-REFUSED = [
-    ({"a.parquet": ["a", "b"]}, ("*.parquet", "bodi"),
-     r"a\.parquet: no column 'bodi' \(data\.text_field\); did you mean 'body'"),
-    ({"a.parquet": ["a", "b"]}, ("*.parquet", "n"), r"a\.parquet: the column 'n' is not text but int64"),
-    ({"a.parquet": ["a", None]}, ("*.parquet", "body"), r"a\.parquet, row 2: the column 'body' is not text but null"),
-    ({"a.parquet": [""]}, ("*.parquet", "body"), r"^no documents in \*\.parquet$"),
-    ({}, ("none/*.txt", "body"), r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"),
-    ({"a.txt": "a long book"}, ("*.txt", "body"), r"has 1 document, and none is in the \w+ split.*\.jsonl"),
-    ({"a.txt": "a", "b.txt": "b"}, ("*.txt", "body", "a.txt"), r"a\.txt is matched by data\.path and by data\.validat"),
-    ({"a.txt": "a", "b.txt": "b"}, ("*.txt", "body", "c*.txt"), r"data\.validation: no file matches 'c\*\.txt'"),
-    ({"a.txt": "a", "none.txt": ""}, ("?.txt", "body", "none.txt"), r"^data\.validation: the files that .* no text$"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("files", "words", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+@cases("data/cases.yaml")
 def test_files_without_text_are_refused(
     tmp_path: Path, files: dict[str, Any], words: tuple[str, ...], message: str
 ) -> None:
+    """`files`: their texts, a list for the column of a parquet file; `words`: the arguments of `Files`."""
     for name, content in files.items():
         if name.endswith(".parquet"):
             write_parquet(tmp_path / name, "body", list(content))
@@ -269,26 +256,16 @@ def test_after_continues_behind_a_document(source: Files):
         list(source.documents("train", after="gone.jsonl:1"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: not a line of JSON"),
-        ("bad.jsonl", b'{"txet": "a"}\n', r"bad\.jsonl:1: no field 'text' \(data\.text_field\); did you mean 'txet'"),
-        ("bad.jsonl", b'{"text": "a \\ud83d b"}\n',
-         r"bad\.jsonl:1: the field 'text' is not Unicode: it has the unpaired surrogate \\ud83d"),
-        ("bad.jsonl", b'{"text": 7}\n', r"bad\.jsonl:1: the field 'text' is not text but 7"),
-        ("bad.jsonl", b"[1]\n", r"bad\.jsonl:1: a list, not a JSON object"),
-        ("bad.jsonl", b'{"text": "\xff"}\n', r"bad\.jsonl:1: not a line of JSON"),
-        ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000, mtime=0)[:-12], r"bad\.jsonl\.gz: cannot be read"),
-        ("bad.jsonl.gz", b"no gzip", r"bad\.jsonl\.gz: cannot be read"),
-        ("bad.txt", b"\xff\xfe\x00", r"bad\.txt: cannot be read as UTF-8"),
-        ("bad.parquet", b"x", r"bad\.parquet: cannot be read as Parquet"),
-        ("bad.csv", b"x", r"bad\.csv does not end in \.txt, .*data\.source: hf"),
-    ],
-)  # fmt: skip
-def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str):
-    (tmp_path / name).write_bytes(content)
+@cases("data/cases.yaml")
+def test_bad_files_are_named(tmp_path: Path, name: str, content: str, message: str):
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match=message):
+        Files("bad*", "text", tmp_path).survey()
+
+
+def test_a_compressed_file_that_is_cut_is_named(tmp_path: Path):
+    (tmp_path / "bad.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-12])
+    with pytest.raises(DataError, match=r"bad\.jsonl\.gz: cannot be read"):
         Files("bad*", "text", tmp_path).survey()
 
 

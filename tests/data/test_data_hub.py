@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from cases import cases, file_text
 from shipped import EXPERIMENTS
 from small_corpus import sentences, write_jsonl
 
@@ -103,16 +104,7 @@ def test_a_survey_of_arrow_files_is_cached(tmp_path: Path, monkeypatch: pytest.M
     assert cached_survey(HfDataset("rows.jsonl", "text", tmp_path), tmp_path / "cache") == first
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "message"),
-    [
-        ("rows.jsonl", "body", r"data\.text_field: 'rows\.jsonl' has no column 'body'; valid: text, number"),
-        ("rows.jsonl", "number", r"column 'number' of 'rows\.jsonl' is not text but int64"),
-        ("none/*.parquet", "text", r"no file matches 'none/\*\.parquet'"),
-        ("test_only", "text", r"'test_only' has no split 'train'; it has test"),
-        ("no-one/nothing", "text", r"cannot load 'no-one/nothing': \w+: .*data\.source: files"),
-    ],
-)
+@cases("data/cases.yaml")
 def test_an_unloadable_dataset_is_reported(tmp_path: Path, path: str, field: str, message: str):
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "number": 1}\n')
     write_jsonl(tmp_path / "test_only" / "test.jsonl", ["a"])
@@ -239,15 +231,7 @@ def zstd(lines: list[str]) -> bytes:
 
 
 def dclm_line(text: str) -> str:
-    others = {
-        "bff_contained_ngram_count_before_dedupe": 0,
-        "language_id_whole_page_fasttext": {"en": 0.98},
-        "metadata": {"WARC-Type": "response"},
-        "previous_word_count": 12,
-        "url": "https://example.org/text",
-        "warcinfo": "isPartOf: CC-MAIN",
-        "fasttext_openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train_prob": 0.03,
-    }
+    others = json.loads(file_text("data/dclm.json"))
     return json.dumps({**others, "text": text}) + "\n"
 
 
@@ -362,13 +346,7 @@ def test_a_run_reads_no_more_files_of_the_hub_than_it_needs(repositories: list[s
     assert usage.epochs == pytest.approx(rows / len(longer.train))
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        (f"{SMOLLM}:cosmopedia/*.parquet", "no file of .* matches 'cosmopedia/.*'; did you mean 'cosmopedia-v2'"),
-        (f"{DCLM}:*", r"data\.path: README\.md does not end in \.txt, .*\.jsonl\.zst"),
-    ],
-)
+@cases("data/cases.yaml")
 def test_a_glob_of_no_text_on_the_hub_is_refused(repositories: list[str], tmp_path: Path, path: str, message: str):
     with pytest.raises(DataError, match=message):
         HubFiles(path, "text", tmp_path).survey()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import cases
 from small_corpus import sentences, write_jsonl
 
 import gpas_cli.data
@@ -386,25 +387,10 @@ def test_a_recorded_mixture_is_read_again_as_the_same_cell() -> None:
     assert cell_from({"size": SIZE, "data": changed, "optim": OPTIM}, like).data.names == ("large",)
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "sum": ({"mixture": {"small": 0.1, "large": 0.8}}, "data.mixture", "the weights sum to 0.9, not to 1"),
-    "unknown": ({"mixture": {"smal": 0.1, "large": 0.9}}, "data.mixture.smal", "unknown data 'smal'; did you"),
-    "nested": ({"mixture": {"both": 1.0}}, "data.mixture.both", "'both' is a mixture itself"),
-    "no weight": ({"mixture": {"small": 0, "large": 1.0}}, "data.mixture.small.weight", "0.0 is too small; at least"),
-    "word": ({"mixture": {"small": "much", "large": 1.0}}, "data.mixture.small.weight", "'much' is not a number"),
-    "no mapping": ({"mixture": "small"}, "data.mixture", "'small' is not a mapping of corpora to their weights"),
-    "differ": ({"mixture": {"small": 0.1, "long": 0.9}}, "data.mixture", "length is 16 in small and 32 in long; give"),
-    "pad": ({**USUAL, "layout": "pad"}, "data.layout", "a mixture needs layout: pack"),
-    "path": ({**USUAL, "path": "x.txt"}, "data.path", "has no effect with mixture"),
-    "source": ({**USUAL, "source": "files"}, "data.source", "has no effect with mixture"),
-    "empty": ({"source": "mixture"}, "data.mixture", "is required with source: mixture"),
-    "repeat": ({"like": "small", "repeat": True}, "data.repeat", "has no effect without mixture"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FAULTS)
-def test_a_faulty_mixture_is_refused_with_its_place_and_the_nearest_choice(case: str) -> None:
-    text, place, message = FAULTS[case]
+@cases("data/cases.yaml")
+def test_a_faulty_mixture_is_refused_with_its_place_and_the_nearest_choice(
+    text: dict[str, Any], place: str, message: str
+) -> None:
     named = {**NAMED, "both": mixture(USUAL)}
     problems: list[Problem] = []
     assert parse_cell({"size": SIZE, "data": text, "optim": OPTIM}, problems, Catalogue(corpora=named)) is None

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from cases import cases
 
 from gpas_cli.data import records
 from gpas_cli.data.corpora import Document
@@ -43,30 +44,9 @@ def quiet(message: str) -> None:
     """Ignore progress."""
 
 
-def test_the_prompt_of_commonsense170k() -> None:
-    record = FinetuneRecord(RECORD["instruction"], "", RECORD["output"])
-    assert prompt(record, "alpaca") + record.output == (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n"
-        "\n"
-        "### Instruction:\n"
-        "Please choose the correct answer to the question: Stars are\n"
-        "\n"
-        "Answer1: cold Answer2: hot\n"
-        "\n"
-        "Answer format: answer1/answer2\n"
-        "\n"
-        "### Response:\n"
-        "the correct answer is answer2"
-    )
-
-
-def test_the_prompt_of_a_record_with_input() -> None:
-    assert prompt(FinetuneRecord("Add.", "1 + 1", "2"), "alpaca") == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-        "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 + 1\n\n"
-        "### Response:\n"
-    )
-    assert prompt(FinetuneRecord("Add ", "1 + 1", "2"), "plain") == "Add 1 + 1"
+@cases("data/cases.yaml", more="")
+def test_the_prompt_of_a_record(instruction: str, template: str, text: str, more: str) -> None:
+    assert prompt(FinetuneRecord(instruction, more, "the answer"), template) == text
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])
@@ -80,24 +60,7 @@ def test_records_are_read_from_lists_and_lines(tmp_path: Path, suffix: str) -> N
     assert [record.output for record in found] == [RECORD["output"], "two\u2028lines", "b"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "a.json is empty (0 bytes)"),
-        ("\n", "a.json: not JSON: Expecting value: line 2 column 1"),
-        ('{"instruction": "a"}', "a.json: not a list of records, [{...}, ...]"),
-        ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json, record 2: no field 'output'"),
-        ('[\n {"instruction": "a", "output": "b"},\n\n {"instruction": 5, "output": "b"}\n]',
-         "a.json, record 2: the field 'in"),
-        ('[{"instruction": "a", "output": ""}]', "a.json, record 1: the field 'output' is empty"),
-        ('[{"instruction": "a", "output": "b"},\n"c"]',
-         "a.json, record 2: a str, not a record with instruction, input, output"),
-        ('[\n{"instruction": "a", "output: "b"}]', "a.json: not JSON: Expecting ':' delimiter: line 2"),
-        ('[{"instruction": "a", "output": "b"}', "a.json: not JSON: Expecting ',' delimiter: line 1"),
-        ('[{"instruction": "a", "output": "b"}]\n[]', "a.json: not JSON: Extra data: line 2"),
-        ('[{"instruction": "a", "output": "\\ud800"}]', "a.json, record 1: the field 'output' is not Unicode"),
-    ],
-)  # fmt: skip
+@cases("data/cases.yaml")
 def test_an_invalid_record_is_named_with_file_and_number(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)

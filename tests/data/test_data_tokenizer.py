@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import tables
 from small_corpus import sentences
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -253,11 +254,7 @@ def test_t5_is_fetched_once_and_special_words_in_text_stay_text(source, tmp_path
     assert max(tokenizer.encode("<extra_id_0> text")) < 320
 
 
-DEFINITIONS = {
-    "pieces": {"model": {"vocab": {"a": 0, "[MASK]": 1}}},
-    "scored pieces": {"model": {"vocab": [["a", 0.0], ["[MASK]", -1.0]]}},
-    "added": {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1, "content": "[MASK]"}]},
-}
+DEFINITIONS = tables("data/cases.yaml")["a_token_is_found_wherever_a_definition_has_it"]
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)

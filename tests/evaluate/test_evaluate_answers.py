@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
@@ -17,19 +18,7 @@ from gpas_cli.train import loss
 from gpas_cli.train.precision import Precision
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected", "exact", "shared"),
-    [
-        ("Lausanne", ["Lausanne"], 1, 1.0),
-        ("the  lausanne.", ["Lausanne", "Geneva"], 1, 1.0),
-        ("in Lausanne", ["Lausanne"], 0, 2 / 3),
-        ("a mill and a store", ["wheels", "the mill, and the store"], 1, 1.0),
-        ("the store store", ["store"], 0, 2 / 3),
-        ("Geneva", ["Lausanne"], 0, 0.0),
-        ("", ["the"], 1, 0.0),  # as in SQuAD's script: nothing is left of either, and they share no word
-        ("theatre", ["atre"], 0, 0.0),
-    ],
-)
+@cases("evaluate/cases.yaml")
 def test_answers_are_compared_as_in_squad(answer: str, expected: list[str], exact: float, shared: float) -> None:
     assert exact_match(answer, expected) == exact
     assert f1(answer, expected) == pytest.approx(shared)

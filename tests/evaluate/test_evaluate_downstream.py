@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 from exporting import CPU, Room, needs_harness
 from local_documents import score_local, write
 from test_extensions_harness import DOCUMENTS
@@ -156,17 +157,7 @@ def test_a_missing_and_a_changed_file_are_unavailable(tmp_path: Path) -> None:
         task.questions()
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({}, "no field 'answerKey'|no field 'choices'"),
-        ({**ARC, "answerKey": "C"}, "answerKey 'C' is not one of the labels A, B"),
-        ({**ARC, "choices": {"text": ["one"], "label": ["A"]}, "answerKey": "A"}, "fewer than two choices"),
-        ({**ARC, "choices": {"text": ["a", "b"], "label": ["B"]}}, "1 labels for 2 choices"),
-        ({**ARC, "question": 3}, "'question' is not text"),
-        (["a"], "a list, not a JSON object with question"),
-    ],
-)
+@cases("evaluate/cases.yaml")
 def test_a_wrong_document_is_refused_with_its_place(tmp_path: Path, document: Any, message: str) -> None:
     path = write(tmp_path / "own.jsonl", [ARC, document])
     with pytest.raises(DataError, match=rf"own\.jsonl:2: .*({message})"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases, file_text
 from exporting import CPU, SIZE, Room, needs_harness, needs_transformers
 from local_documents import write
 from torch import nn
@@ -128,17 +129,7 @@ class _Fixed(Llama):
         return read(torch.ones(1, 1), torch.eye(self.vocab)[token][:, None])
 
 
-@pytest.mark.parametrize(
-    ("written", "until", "expected"),
-    [
-        (" Lausanne\nQuestion", ("\n",), "Lausanne"),
-        ("  St. Gallen, or", ("\n", ","), "St. Gallen"),
-        (" in 1843. Then, later", (",", "."), "in 1843"),  # the first of several ends
-        ("\nLausanne", ("\n",), ""),
-        (" Ada Question: x", ("\n", "Question:"), "Ada"),
-        (" goes on", ("\n",), "goes on"),  # as many tokens as it may have
-    ],
-)
+@cases("evaluate/cases.yaml")
 def test_where_an_answer_ends(
     ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch, written: str, until: tuple[str, ...], expected: str
 ) -> None:
@@ -174,119 +165,18 @@ def test_what_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
     assert [problem.message for problem in many.problems()] == ["is more than the 16 solved examples of squadv2"]
 
 
-# The first question of the authors' files, in their form (TriviaQA: Apache 2.0; SQuAD: CC BY-SA 4.0).
-TRIVIA = {
-    "Answer": {
-        "Aliases": ["Lewis, (Harry) Sinclair", "Grace Hegger", "Sinclair Lewis"],
-        "MatchedWikiEntityName": "Sinclair Lewis",
-        "NormalizedAliases": ["grace hegger", "lewis harry sinclair"],
-        "NormalizedMatchedWikiEntityName": "sinclair lewis",
-        "NormalizedValue": "sinclair lewis",
-        "Type": "WikipediaEntity",
-        "Value": "Sinclair Lewis",
-    },
-    "EntityPages": [],
-    "Question": "Other question for Literature in 1930?",
-    "QuestionId": "tc_1",
-    "QuestionSource": "http://www.triviacountry.com/",
-    "SearchResults": [],
-}
-NORMANS = (
-    "The Normans (Norman: Nourmands; French: Normands; Latin: Normanni) were the people who in the 10th and 11th "
-    "centuries gave their name to Normandy, a region in France."
-)
-
-
-def squad_file(*questions: dict[str, Any], title: str = "Normans") -> dict[str, Any]:
-    return {"version": "v2.0", "data": [{"title": title, "paragraphs": [{"qas": list(questions), "context": NORMANS}]}]}
-
-
-def asked(identity: str, question: str, *answers: str) -> dict[str, Any]:
-    found = [{"text": answer, "answer_start": NORMANS.index(answer)} for answer in answers]
-    return {"question": question, "id": identity, "answers": found, "is_impossible": not answers}
-
-
-WHERE = asked("56ddde6b9a695914005b9628", "In what country is Normandy located?", "France", "France")
-WHO = asked("5ad39d53604f3c001a3fe8d1", "Who gave their name to Normandy in the 1000's and 1100's")
-
-
-def passage(*questions: dict[str, Any]) -> dict[str, Any]:
-    return {"nfl_1": {"passage": NORMANS, "qa_pairs": list(questions), "wiki_url": ""}}
-
-
-def counted(question: str, number: str = "", spans: tuple[str, ...] = (), **date: str) -> dict[str, Any]:
-    """A question of DROP with its answer, and one that another person gave."""
-    day = {"day": "", "month": "", "year": "", **date}
-    other = {"number": "", "date": dict.fromkeys(day, ""), "spans": ["Normandy"]}
-    return {"question": question, "answer": {"number": number, "date": day, "spans": list(spans)}, "query_id": "1",
-            "validated_answers": [other]}  # fmt: skip
-
-
-def coqa_file(*turns: tuple[str, str, str]) -> dict[str, Any]:
-    """A conversation: questions with an answer and that of another person."""
-    asked, first, second = ([{"input_text": text, "turn_id": 1} for text in one] for one in zip(*turns, strict=True))
-    story = {"source": "wiki", "id": "3dr", "filename": "", "story": NORMANS, "questions": asked, "answers": first}
-    return {"version": "1.0", "data": [{**story, "additional_answers": {"0": second}}]}
-
-
-def quac_file(*turns: tuple[str, str]) -> dict[str, Any]:
-    answers = [{"text": text, "answer_start": 0} for _, text in turns]
-    qas = [
-        {"question": question, "id": f"C_1_q#{n}", "yesno": "x", "answers": [answer], "orig_answer": answer}
-        for n, ((question, _), answer) in enumerate(zip(turns, answers, strict=True))
-    ]
-    paragraph = {"context": f"{NORMANS} CANNOTANSWER", "qas": qas, "id": "C_1"}
-    return {"data": [{"title": "Normans", "section_title": "Name", "background": "", "paragraphs": [paragraph]}]}
-
-
-FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]] = {
-    "drop": (
-        passage(counted("When?", year="1066", month="October"), counted("How many?", "2")),
-        passage(counted("Who?", spans=("Nourmands", "Normands"))),
-        f"Passage: {NORMANS}\nQuestion: Who?\nAnswer: Nourmands, Normands\n\n"
-        f"Passage: {NORMANS}\nQuestion: When?\nAnswer:",
-        ("October 1066", "Normandy"),
-    ),
-    "coqa": (coqa_file(("Where?", "France", "in France"), ("Who?", "The Normans", "the Normans")),
-        coqa_file(("What?", "a region", "region")),
-        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:", ("France", "in France")),
-    "quac": (quac_file(("Where?", "France"), ("Why?", "CANNOTANSWER")), quac_file(("What?", "a region")),
-        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:", ("France",)),
-    "triviaqa": (
-        {"Data": [TRIVIA, {**TRIVIA, "Question": "Who else?"}], "Domain": "unfiltered-web", "Split": "dev"},
-        {"Data": [{**TRIVIA, "Question": "Who?"}]},
-        "Question: Who??\nAnswer: Sinclair Lewis\n\nQuestion: Other question for Literature in 1930??\nAnswer:",
-        ("Sinclair Lewis", "Lewis, (Harry) Sinclair", "Grace Hegger"),
-    ),
-    "squadv2": (
-        squad_file(WHERE, WHO),
-        squad_file(WHO, title="Older"),
-        f"Title: Older\n\nBackground: {NORMANS}\n\nQuestion: {WHO['question']}\n\nAnswer: unanswerable\n\n"
-        f"Title: Normans\n\nBackground: {NORMANS}\n\nQuestion: {WHERE['question']}\n\nAnswer:",
-        ("France", "France"),
-    ),
-    "tydiqa": (
-        squad_file(
-            asked("english-1-0", "Where is Normandy?", "France", "a region in France"),
-            asked("finnish-7633091730814487896-0", "Missä?", "France"),
-            asked("english-2-0", "Who?", "The Normans"),
-        ),
-        squad_file(asked("finnish-1-0", "Missä?", "France"), asked("english-3-0", "Since when?", "10th")),
-        f"Context: {NORMANS}\n\nQuestion: Since when?\n\nAnswer: 10th\n\n"
-        f"Context: {NORMANS}\n\nQuestion: Where is Normandy?\n\nAnswer:",
-        ("France", "a region in France"),
-    ),
-}  # fmt: skip
+# The first question of the authors' files, in their form (TriviaQA: Apache 2.0; SQuAD: CC BY-SA 4.0), and what follows.
+NAMES = ("drop", "coqa", "quac", "triviaqa", "squadv2", "tydiqa")
+FILES = {name: json.loads(file_text(f"evaluate/authors/{name}.json")) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_authors_files_are_imported_with_solved_examples(
     name: str, tmp_path: Path, ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, training, prompt, answers = FILES[name]
-    for path, content in (("dev.json", file), ("train.json", training)):
-        (tmp_path / path).write_text(json.dumps(content))
-    made = import_task(tmp_path / "dev.json", name, tmp_path, tmp_path / "train.json")
+    for path, part in (("dev.json", "file"), ("train.json", "training")):
+        (tmp_path / path).write_text(json.dumps(FILES[name][part]))
+    made, answers = import_task(tmp_path / "dev.json", name, tmp_path, tmp_path / "train.json"), FILES[name]["answers"]
     assert made.questions == 2
     task = direct_task(made.name, tmp_path)
     prompts: list[str] = []
@@ -298,8 +188,8 @@ def test_the_authors_files_are_imported_with_solved_examples(
 
     monkeypatch.setattr(answering, "generate", written)
     scores = generated_scorer(task, *ours, shots=1)()
-    assert prompts[0] == prompt
-    assert task.questions()[0].answers == answers
+    assert prompts[0] == FILES[name]["prompt"]
+    assert task.questions()[0].answers == tuple(answers)
     assert [(one.metric, one.value, one.examples, one.shots) for one in scores] == [
         ("exact_match", 0.5, 2, 1),
         ("f1", 0.5, 2, 1),
@@ -312,9 +202,9 @@ def test_the_authors_files_are_imported_with_solved_examples(
 
 
 def test_a_question_of_a_conversation_has_the_earlier_ones_before_it(tmp_path: Path) -> None:
-    (tmp_path / "dev.json").write_text(json.dumps(FILES["coqa"][0]))
+    (tmp_path / "dev.json").write_text(json.dumps(FILES["coqa"]["file"]))
     asked = direct_task(import_task(tmp_path / "dev.json", "coqa", tmp_path).name, tmp_path).questions()
-    assert asked[1].prompt == f"{NORMANS}\n\nQ: Where?\n\nA: France\n\nQ: Who?\n\nA:"
+    assert asked[1].prompt.endswith(" a region in France.\n\nQ: Where?\n\nA: France\n\nQ: Who?\n\nA:")
     assert asked[1].answers == ("The Normans", "the Normans")
 
 
@@ -324,16 +214,8 @@ def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
     assert direct_task(made.name, tmp_path).questions()[0].answers == ("Ada", "Countess")
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "message"),
-    [
-        ("triviaqa", {"question": "Who?"}, "rows.jsonl:1: no field 'answer'"),
-        ("tydiqa", {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
-         "another language"),
-        ("squadv2", {"question": "a", "context": "b", "answers": {"text": []}}, "no field 'title'"),
-    ],
-)  # fmt: skip
-def test_records_of_another_form_are_refused(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+@cases("evaluate/cases.yaml")
+def test_records_of_another_form_are_refused(tmp_path: Path, task: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         import_task(write(tmp_path / "rows.jsonl", [row]), task, tmp_path)
 
@@ -348,20 +230,7 @@ def test_examples_are_only_of_generated_tasks(tmp_path: Path) -> None:
 def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
-    spans: dict[str, Any] = {"number": "", "date": dict.fromkeys(("day", "month", "year"), ""), "spans": ["Ada"]}
-    several = {key: [value] for key, value in spans.items()}
-    rows = {
-        "triviaqa": {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Ada"]}},
-        "tydiqa": {"id": "english-1", "title": "", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
-        "squadv2": {"id": "1", "title": "Ada", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
-        "webqs": {"url": "", "question": "Who?", "answers": ["Ada"]},
-        "nq_open": {"question": "Who?", "answer": ["Ada"]},
-        "drop": {"passage": "Ada.", "question": "Who?", "answer": spans, "validated_answers": several},
-        "coqa": {"story": "Ada.", "questions": {"input_text": []}, "answers": {"input_text": ["Ada"]}},
-        "quac": {
-            "context": "Ada.", "questions": [], "orig_answers": {"texts": ["Ada"]}, "answers": {"texts": [["Ada"]]},
-        },
-    }[name]  # fmt: skip
+    rows = json.loads(file_text("evaluate/authors/hub.json"))[name]
     asked: list[dict[str, Any]] = []
 
     def load(**where: Any) -> Any:
@@ -457,7 +326,7 @@ def test_prompts_and_examples_are_those_of_the_harness() -> None:
     from lm_eval.tasks.squadv2.task import SQuAD2
 
     answered = {"text": ["France", "a region"]}
-    document = {"id": "english-1", "title": "Older", "context": NORMANS, "question": "Where?", "answers": answered}
+    document = {"id": "english-1", "title": "Older", "context": "In France.", "question": "Where?", "answers": answered}
     trivia = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
     definitions = Path(lm_eval.tasks.__file__).parent
     for name, file, doc in (

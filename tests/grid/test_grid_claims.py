@@ -2,7 +2,7 @@
 
 import math
 
-import pytest
+from cases import cases
 from grids import complaints, read, whole
 
 from gpas_cli.grid.declared import Claim, Comparison, Feature
@@ -40,21 +40,10 @@ def test_a_claim_compares_perplexities_unless_it_says_otherwise() -> None:
     assert (made.compare, made.low, made.high, made.test, made.over) == ("difference", -math.inf, 0.0, "t", "seed")
 
 
-@pytest.mark.parametrize(
-    ("settings", "bounds"),
-    [
-        ({"expect": "higher"}, (0, math.inf)),
-        ({"expect": "{below: -0.5}"}, (-math.inf, -0.5)),
-        ({"expect": "{between: [-0.1, 0.1]}"}, (-0.1, 0.1)),
-        ({"expect": "lower", "compare": "ratio"}, (-math.inf, 1)),
-        ({"expect": "{above: 0.99}", "compare": "ratio"}, (0.99, math.inf)),
-        ({"expect": "negative", "against": ""}, (-math.inf, 0)),
-        ({"expect": "higher", "compare": "spread"}, (0, math.inf)),
-    ],
-)
-def test_what_is_expected_is_an_open_interval(settings: dict[str, str], bounds: tuple[float, float]) -> None:
+@cases("grid/cases.yaml")
+def test_what_is_expected_is_an_open_interval(settings: dict[str, str], bounds: list[float]) -> None:
     made = comparison(**settings)
-    assert (made.low, made.high) == bounds
+    assert [made.low, made.high] == bounds
 
 
 def test_parts_and_toy_replace_settings_of_the_claim() -> None:
@@ -83,49 +72,10 @@ def test_a_number_from_a_curve() -> None:
     assert made.value.title == "max of gate, layers pre and later, update 300"
 
 
-MISTAKES = {
-    "unknown key": ({"expcet": "lower"}, "14:5", "claims.c.expcet: unknown key 'expcet'; did you mean 'expect'?"),
-    "unknown grid": ({"grids": "[gg]"}, "10:12", "no grid 'gg'; did you mean 'g'?"),
-    "no grid": ({"grids": ""}, "8:3", "is required: the grids whose cells are compared"),
-    "unknown axis": ({"subject": "{gait: gpas}"}, "11:15", "no axis 'gait'; did you mean 'gate'?"),
-    "unknown label": ({"subject": "{gate: gpsa}"}, "11:21", "'gpsa' is not a value of this axis; did you mean 'gpas'?"),
-    "two bases": ({"against": "{gate: [none, gpas]}"}, "12:14", "gate has 2 labels; a base has one"),
-    "unknown axis of by": ({"by": "[nrom]"}, "14:9", "no axis 'nrom'; did you mean 'norm'?"),
-    "unknown axis of over": ({"over": "sede"}, "14:11", "no axis 'sede'; did you mean 'seed'?"),
-    "unknown axis of best": ({"best": "sede"}, "14:11", "claims.c.best: no axis 'sede'; did you mean 'seed'?"),
-    "best of one label": ({"best": "size"}, "14:11", "size has one label, quickstart; the best of an axis is"),
-    "nothing expected": ({"expect": ""}, "8:3", "is required: lower, higher, or a bound such as {below: 0}"),
-    "unknown expectation": ({"expect": "lowr"}, "13:13", "unknown word 'lowr'; did you mean 'lower'?"),
-    "expectation of another kind": ({"expect": "negative"}, "13:13", "unknown word 'negative'; valid: lower, higher"),
-    "two bounds": ({"expect": "{below: 1, above: 0}"}, "13:13", "needs one of below, above and between"),
-    "a bound that is no number": ({"expect": "{below: x}"}, "13:21", "'x' is not a number"),
-    "empty interval": ({"expect": "{between: [1, 0]}"}, "13:13", "1 is not below 0"),
-    "ratio below 0": ({"compare": "ratio", "expect": "{between: [-1, 2]}"}, "13:13", "bounds of a ratio are above 0"),
-    "a bound of a spread": ({"compare": "spread", "expect": "{below: 1}"}, "13:13", "valid: lower, higher"),
-    "a spread over runs": ({"compare": "spread", "test": "each-run"}, "15:11", "have a test of their own"),
-    "a spread of the best": ({"compare": "spread", "best": "seed"}, "15:11", "have a test of their own"),
-    "unknown kind": ({"compare": "rate"}, "14:14", "unknown word 'rate'; did you mean 'ratio'?"),
-    "values with a base": ({"compare": "value", "expect": "{above: 1}"}, "14:14", "compares values, without 'against'"),
-    "unknown test": ({"test": "each-rnu"}, "14:11", "unknown word 'each-rnu'; did you mean 'each-run'?"),
-    "curve without a name": ({"value": "{take: max}"}, "14:12", "needs 'curve', a name as in `gpas figure --what`"),
-    "value without a setting": ({"value": "{}"}, "14:12", "needs 'curve', a name as in `gpas figure --what`"),
-    "unknown feature": ({"value": "{curve: gate, take: maxi}"}, "14:32", "unknown value 'maxi'; did you mean 'max'?"),
-    "unknown layers": ({"value": "{curve: gate, layers: deep}"}, "14:34", "'deep'; did you mean 'deeper'?"),
-    "layer 0": ({"value": "{curve: gate, layers: 0}"}, "14:34", "0 is too small; at least 1"),
-    "layers are true": ({"value": "{curve: gate, layers: true}"}, "14:34", "is not a list of strings or whole numbers"),
-    "unknown updates": ({"value": "{curve: gate, updates: al}"}, "14:35", "did you mean 'all'?"),
-    "across one label": ({"across": "{norm: [pre]}"}, "14:13", "is not an axis with two labels"),
-    "across an unknown label": ({"across": "{norm: [pre, lnss]}"}, "14:26", "did you mean 'lns'?"),
-    "toy is checked too": ({"toy": "{by: [nrom]}"}, "14:15", "claims.c.toy.by: no axis 'nrom'; did you mean 'norm'?"),
-    "parts are checked too": ({"parts": "[{by: [nrom]}]"}, "14:18", "claims.c.parts.1.by: no axis 'nrom'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name: str) -> None:
-    settings, place, words = MISTAKES[name]
+@cases("grid/cases.yaml")
+def test_mistakes_of_a_claim(settings: dict[str, str], place: str, says: str) -> None:
     found = complaints(file_with(**settings))
-    assert any(line.startswith(f"e.yaml:{place}:") and words in line for line in found), found
+    assert any(line.startswith(f"e.yaml:{place}:") and says in line for line in found), found
 
 
 def test_a_claim_needs_a_statement_and_a_name() -> None:

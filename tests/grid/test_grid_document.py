@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cases import cases
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from shipped import excerpt
@@ -57,39 +58,24 @@ def test_an_alias_refers_to_the_last_anchor_before_it() -> None:
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "message"),
-    [
-        ("", "e:1:1", "is empty"),
-        ("# only a comment\n", "e:1:1", "is empty"),
-        ("a: 1\n---\nb: 2\n", "e:2:1", "second document"),
-        ("a: 1\nb: 2\na: 3\n", "e:3:1", "the key 'a' is given twice; first on line 1"),
-        ("a: {b: 1}\na: {c: 2}\n", "e:2:1",
-         "the key 'a' is given twice; first on line 1: move its entries under that line"),
-        ("a: {b: 1, b: 2}\n", "e:1:11", "the key 'b' is given twice"),
-        ("a: !!python/object:os.system x\n", "e:1:4", "tag"),
-        ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),
-        ("a: *b\n", "e:1:4", "'*b' has no anchor"),
-        ("a: &a [1, *a]\n", "e:1:11", "inside its own anchor"),
-        ("? [1, 2]\n: 3\n", "e:1:3", "a key must be a string"),
-        ("a: {<<: 3}\n", "e:1:9", "merge key"),
-        ("a: [1, 2\nb: 3\n", "e:2:2", "is not YAML: while parsing a flow sequence that begins on line 1; "),
-        ('a: 1\nb: "x\nc: 3\n', "e:4:1", "a quoted scalar that begins on line 2; "),
-        ("a: {b\n", "e:2:1", "is not YAML"),
-        ("a:\u00a0[1]\nb: 2\n", "e:2:2", "the one above has a no-break space (U+00A0), write a plain one"),
-        ("\ta: 1\n", "e:1:1", "is not YAML"),
-        ("a: \x00\n", "e:1:1", "is not YAML"),
-        ("a: " + "9" * 50, "e:1:4", "50 digits"),
-        (LAUGHS, "e:7:5", "aliases expand"),
-        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40)), "e:24:6", "nested more than"),
-    ],
-)  # fmt: skip
+@cases("grid/cases.yaml")
 def test_refused(text: str, where: str, message: str) -> None:
+    assert_refused(text, where, message)
+
+
+def assert_refused(text: str, where: str, message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         parse_document(text, "e")
     assert str(caught.value).startswith(f"{where}: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_texts_that_no_file_of_cases_can_have_are_refused() -> None:
+    assert_refused("a: \x00\n", "e:1:1", "is not YAML")
+    assert_refused(LAUGHS, "e:7:5", "aliases expand")
+    nested = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40))
+    assert_refused(nested, "e:24:6", "nested more than")
 
 
 def test_a_text_so_deep_that_a_recursive_parser_crashes_is_refused() -> None:

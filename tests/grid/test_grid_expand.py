@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from cases import cases, file_text
 from grids import HEAD, cells, complaints, grid, read, whole
 from shipped import EXPERIMENTS, cells_of
 
@@ -65,22 +66,7 @@ def test_a_wrong_seed_is_refused_after_valid_ones() -> None:
         grid(cells(seed="[5, -1]"))
 
 
-@pytest.mark.parametrize(
-    ("axes", "names"),
-    [
-        ({"optim.lr": "[1e-3, 0.5]"}, ["lr0.001", "lr0.5"]),
-        ({"gate": "[gpas]", "gate.stop_gradient": "[true, false]"}, ["gpas-stop-gradient", "gpas-no-stop-gradient"]),
-        ({"gate": "[gpas]", "gate.site": "[home, after-norm]"}, ["gpas-home", "gpas-after-norm"]),
-        ({"gate": "[{like: gpas, activation: tanh, init: 0.5}]"}, ["gpas-tanh-init0.5"]),
-        ({"norm": "[{scheme: mix, post_fraction: 0.5}]"}, ["mix-post-fraction0.5"]),
-        ({"embed.stages": "[[], [scale], [scale, layernorm]]"}, ["empty", "scale", "scale+layernorm"]),
-        ({"gate": "[none]"}, ["none"]),
-        ({"depth": "[full, {like: full, work_of: 6-8-10-12}]"}, ["full", "full-as-6-8-10-12"]),
-        ({"depth": "[{like: raptr, stages: 6-8-10-12}]"}, ["raptr-6-8-10-12"]),
-        ({"norm": "[{name: 'a b/$(x)', scheme: pre}]"}, ["a_b_x_"]),
-        ({"norm": "[{name: '-rf', scheme: pre}]"}, ["rf"]),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_names(axes: dict[str, str], names: list[str]) -> None:
     found = [entry.name for entry in grid(cells(**axes))]
     assert found == names
@@ -193,33 +179,14 @@ def test_stages_may_be_settings_and_an_axis() -> None:
 
 
 def test_sizes_and_corpora_of_the_file() -> None:
-    text = """\
-version: 1
-sizes: {deep: {like: quickstart, layers: 24}}
-corpora: {mine: {like: quickstart, length: 128}}
-recipes: {deep: {lr: 1e-3, warmup: 1, steps: 2}}
-resources: {deep: {cpus: 3, mem: 1G}}
-grids: {g: {base: {size: deep, data: mine}, resources: {mem: 2G}}}
-"""
+    text = file_text("experiments/own_size_and_corpus.yaml")
     (entry,) = expand(read(text))
     assert (entry.cell.model.size.layers, entry.cell.model.size.hidden, entry.cell.data.length) == (24, 32, 128)
     assert entry.resources == Resources(cpus=3, mem="2G")
 
 
 def test_a_kind_of_job_has_its_own_resources() -> None:
-    text = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 2, batch: 4}}
-resources:
-  quickstart: {gpus: 4, cpus: 8, time: 1-00:00:00, mem: 9G}
-  importance: {time: 2:00:00, mem: 3G}
-  finetune: {gpus: 2}
-grids:
-  plain: {base: {size: quickstart, data: quickstart, importance: {}, finetune: {}}}
-  own:
-    base: {size: quickstart, data: quickstart, importance: {}}
-    resources: {partition: big, importance: {mem: 2G, partition: small}, tokenise: {cpus: 32}}
-"""
+    text = file_text("experiments/own_resources.yaml")
     experiments = read(text)
     (plain,) = expand(experiments, ["plain"])
     (own,) = expand(experiments, ["own"])
@@ -261,14 +228,7 @@ def test_a_file_replaces_the_recipe_of_a_built_in_size_and_single_settings_of_it
     assert complaints(wrong) == ["e.yaml:2:26: optim.warmup: 10000 is not shorter than the 9 steps"]
 
 
-INCLUDING = """\
-  a: {base: {size: quickstart, data: quickstart}, axes: {gate: [none, gpas], seed: [1, 2]}}
-  b:
-    include: [{grid: a, where: {seed: 1}}]
-    base: {size: quickstart, data: quickstart}
-    axes: {gate: [none, {name: tanh, like: gpas, activation: tanh}], seed: [1]}
-  c: {include: [a, b]}
-"""
+INCLUDING = file_text("experiments/including.yaml")
 
 
 def test_included_cells_come_after_own_ones_and_equal_cells_once() -> None:
@@ -304,21 +264,7 @@ def test_absurd_grids_are_refused_before_they_are_built() -> None:
         read(text)
 
 
-@pytest.mark.parametrize(
-    ("axis", "values", "found"),
-    [
-        ("seed", "{range: [1, 5]}", [1, 2, 3, 4, 5]),
-        ("seed", "{range: [0, 10], step: 5}", [0, 5, 10]),
-        ("seed", "{range: [3, 3]}", [3]),
-        ("seed", "[42, {range: [1, 2]}]", [42, 1, 2]),
-        ("optim.lr", "{log: [1e-4, 1e-2], n: 5}", [1e-4, 0.000316228, 0.001, 0.00316228, 1e-2]),
-        ("optim.lr", "{linear: [0.1, 0.2], n: 4}", [0.1, 0.133333, 0.166667, 0.2]),
-        ("optim.lr", "{linear: [0.3, 0.1], n: 3}", [0.3, 0.2, 0.1]),
-        ("optim.lr", "{log: [1.23456789e-3, 1], n: 2}", [1.23456789e-3, 1.0]),
-        ("optim.steps", "{linear: [100, 500], n: 5}", [100, 200, 300, 400, 500]),
-        ("optim.batch", "{log: [2, 32], n: 5}", [2, 4, 8, 16, 32]),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_a_rule_expands_to_its_values(axis: str, values: str, found: list[float]) -> None:
     entries = grid(cells(**{axis: values}))
     assert [entry.axes[axis] for entry in entries] == found
@@ -339,32 +285,7 @@ def test_rules_can_be_zipped_and_conditions_name_their_values() -> None:
     assert len(left) == 4
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ("{range: 5}", "write range: [first, last]"),
-        ("{range: [1, 2, 3]}", "write range: [first, last]"),
-        ("{range: [1, x]}", "write range: [first, last]"),
-        ("{range: [1, 2.5]}", "takes two whole numbers"),
-        ("{range: [5, 1]}", "1 is smaller than 5; write range: [1, 5]"),
-        ("{range: [1, 5], step: 0}", "step: 0 is too small"),
-        ("{range: [1, 5], step: x}", "step: 'x' is not a whole number"),
-        ("{range: [1, 5], stp: 2}", "unknown key 'stp'; did you mean 'step'?"),
-        ("{range: [1, 1e9]}", "takes two whole numbers"),
-        ("{range: [1, 1000000000]}", "1,000,000,000 values; at most 10,000"),
-        ("{log: [1, 2]}", "needs n, the number of values, from 2 to 10,000"),
-        ("{linear: [1, 2], n: 1}", "needs n, the number of values, from 2 to 10,000"),
-        ("{log: [0, 1], n: 3}", "must be greater than 0"),
-        ("{log: [.nan, 1], n: 3}", "write log: [first, last]"),
-        ("{linear: [1, 1], n: 3}", "the value '1' is listed twice"),
-        ("range(3)", "'range(3)' is not a list; write {range: [0, 2]}, which includes both ends"),
-        ("'logspace(1e-3, 1e-2, 4)'", "is not a list; write {log: [1e-3, 1e-2], n: 4}"),
-        ("'np.linspace(0, 1, num=5)'", "is not a list; write {linear: [0, 1], n: 5}"),
-        ("[range(3)]", "'range(3)' is not a value; write {range: [0, 2]}"),
-        ('"range(1, 9, 2)"', "write {range: [1, 8], step: 2}"),
-        ("{rnge: [1, 2]}", "unknown rule 'rnge'; did you mean 'range'?"),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_a_wrong_rule_is_one_message(values: str, message: str) -> None:
     found = complaints(whole(cells(seed=values)))
     assert found[0].startswith("e.yaml:6:"), found

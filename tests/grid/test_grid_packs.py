@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 from documentation import DOCS, hooks
 from faded_plugin import PLUGIN
 from named_papers import PACKS
@@ -43,62 +44,13 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.run import Cadence, Monitoring
 
-FILES = {
-    "grids.yaml": """\
-version: 1
-plugins: [faded.py]
-sizes:
-  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
-recipes:
-  tiny: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}
-grids:
-  first:
-    base: {size: tiny, data: quickstart}
-    axes: {norm: [pre, faded]}
-    table: {rows: [norm], published: {paper: one}}
-""",
-    "faded.py": PLUGIN.format(trace="executed"),
-    "numbers.yaml": """\
-short: Paper
-tables:
-  one:
-    what: perplexity
-    metric: perplexity
-    better: lower
-    rows:
-      - {labels: {norm: pre}, values: [20]}
-      - {labels: {norm: faded}, values: [10]}
-""",
-    "claims.yaml": """\
-claims:
-  lower:
-    statement: Faded is better.
-    source: {paper: paper}
-    grids: [first]
-    subject: {norm: faded}
-    against: {norm: pre}
-    expect: lower
-    published: {paper: one}
-""",
-    "figures.yaml": """\
-paper: Paper
-figures:
-  paper-1:
-    title: Loss
-    grid: first
-    panels:
-      - {what: loss}
-""",
-}
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the working directory, with the pack."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "paper").mkdir()
-    for name, text in FILES.items():
-        (tmp_path / "paper" / name).write_text(text)
+    shutil.copytree(Path(__file__).with_name("paper"), tmp_path / "paper")
+    Path("paper/faded.py").write_text(PLUGIN.format(trace="executed"))
     return tmp_path
 
 
@@ -127,38 +79,7 @@ def test_a_plugin_of_a_pack_has_published_numbers() -> None:
     assert [claim.name for claim in select_claims(experiments)] == ["lower"]
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "expected"),
-    [
-        ("numbers.yaml", "metric", "mteric", "5:5: tables.one.mteric: unknown key 'mteric'; did you mean 'metric'?"),
-        ("numbers.yaml", "    better: lower\n", "", "3:3: tables.one: needs 'better'"),
-        ("numbers.yaml", "better: lower", "better: less", "6:13: tables.one.better: 'less' is not lower or higher"),
-        ("numbers.yaml", "[20]", "[20, 30]", "8:39: tables.one.rows.values: has 2 numbers for 1 column"),
-        ("numbers.yaml", "[20]", "[n/a]", "8:40: tables.one.rows.values: 'n/a' is not a number"),
-        ("numbers.yaml", "[20]", "20", "8:39: tables.one.rows.values: '20' is not a list; write [20]"),
-        ("numbers.yaml", "    rows", "    recipes: [own]\n    rows", "7:15: tables.one.recipes: no recipe 'own'"),
-        ("numbers.yaml", "tables:", "recipes: {own: {settings: {}}}\ntables:", "2:11: recipes.own: needs 'stated_in'"),
-        ("numbers.yaml", "tables:", "tables: [", "4:9: is not YAML: while parsing a flow sequence"),
-        ("numbers.yaml", FILES["numbers.yaml"], "- 1\n", "1:1: a list is not a mapping"),
-        ("figures.yaml", "    title", "    tilte", "4:5: figures.paper-1.tilte: unknown key 'tilte'; did you mean"),
-        ("figures.yaml", "what: loss", "what: lots", "7:16: figures.paper-1.panels.what: unknown curve 'lots'"),
-        ("figures.yaml", "{what: loss}", "loss", "7:9: figures.paper-1.panels: 'loss' is not a mapping"),
-        ("figures.yaml", "\n      - {what: loss}", " []", "6:13: figures.paper-1.panels: is an empty list"),
-        ("figures.yaml", "paper: Paper\n", "", "1:1: needs 'paper'"),
-        ("claims.yaml", "[first]", "[frist]", "5:12: claims.lower.grids: no grid 'frist'; did you mean 'first'?"),
-        ("claims.yaml", "norm: faded", "norm: fade", "6:21: claims.lower.subject.norm: 'fade' is not a value of this"),
-        ("claims.yaml", "paper: one", "papers: one", "9:25: claims.lower.published.papers: no paper 'papers'; did"),
-        ("claims.yaml", "expect", "expct", "8:5: claims.lower.expct: unknown key 'expct'; did you mean 'expect'?"),
-        ("grids.yaml", "paper: one", "paper: two", "11:46: grids.first.table.published.paper: 'paper' has no table"),
-        ("grids.yaml", "version: 1", "version: 2", "1:10: version: 2 is unknown; this version of gpas reads version 1"),
-        ("grids.yaml", "version: 1\n", "", "1:1: version: is required; write version: 1"),
-        ("grids.yaml", "grids:", "grids: [", "is not YAML: while parsing a flow"),
-        ("grids.yaml", "version: 1\n", "version: 1\nneeds: [typer>=99]\n", "2:9: needs: paper needs typer>=99; "),
-        ("grids.yaml", "version: 1\n", "version: 1\nneeds: [no_such]\n", "2:9: needs: paper needs no_such, which"),
-        ("grids.yaml", "base: {", "base: {like: first, ", "9:18: grids.first.base.like: the grids are like each other"),
-        ("grids.yaml", "faded.py", "fade.py", "2:11: plugins: fade.py: No such file or directory"),
-    ],
-)  # fmt: skip
+@cases("grid/cases.yaml")
 def test_mistakes_have_the_file_and_line_of_the_pack(name: str, old: str, new: str, expected: str) -> None:
     edit(name, old, new)
     said = message()
@@ -167,18 +88,7 @@ def test_mistakes_have_the_file_and_line_of_the_pack(name: str, old: str, new: s
     assert expected in said
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[./papers]", "papers is not a folder"),
-        ("[paper]", "; write ./paper for the folder paper"),
-        ("[{pack: ./paper, as: gpas}]", "gpas is also the paper in"),
-        ("[{pack: gpas, as: poster}]", "poster is also the paper in"),
-        ("[{as: x}]", "needs 'pack': the name of a paper, or a folder"),
-        ("[{pack: ./paper, as: a b}]", "include.as: a paper's name has at most 100 letters"),
-        ("./paper", "'./paper' is not a list; write [./paper]"),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_what_cannot_be_included_is_one_message(text: str, expected: str) -> None:
     said = message(text)
     assert expected in said

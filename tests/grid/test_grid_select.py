@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from cases import cases
 from grids import HEAD, cells, grid, read, whole
 from shipped import cells_of, excerpt
 
@@ -15,39 +16,14 @@ from gpas_cli.grid.variant import vary
 ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-3, 2e-3]"}))
 
 
-@pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        ([], 12), (["gate=gpas"], 6), (["gate=gpas", "seed!=2"], 4), (["seed=1,3"], 8), (["seed!=1,3"], 4),
-        (["optim.lr=1e-3"], 6), (["lr=0.001"], 6), (["optim.lr=.1e-2"], 6), (["optim.warmup=60"], 12),
-        (["optim.warmup=6e1"], 12), (["warmup=60.0"], 12), (["size.layers=12", "data.layout=pack"], 12),
-        (["gate.activation=silu"], 6), (["gate.activation!=silu"], 6), (["norm.scheme=pre"], 12),
-        (["finetune=none"], 12), (["precision=fp32"], 12), (["size = quickstart", "lr = 2e-3 , 1e-3"], 12),
-    ],
-)  # fmt: skip
+@cases("grid/cases.yaml")
 def test_select(where: list[str], count: int) -> None:
     chosen = select(ENTRIES, where)
     assert len(chosen) == count
     assert chosen == [entry for entry in ENTRIES if entry in chosen]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        (["gaet=gpas"], "no axis or field 'gaet'; did you mean 'gate'?"),
-        (["gate=gpsa"], "no cell has gate 'gpsa'; did you mean 'gpas'?"),
-        (["seed=4"], "no cell has seed '4'; valid: 1, 2, 3"),
-        (["seed=true"], "no cell has seed 'true'"),
-        (["gate=gpas,seed=1"], "no cell has gate 'seed=1'; write --where seed=1"),
-        (["optim.warmup=61"], "no cell has optim.warmup '61'; valid: 60"),
-        (["optim.warmpu=60"], "no axis or field 'optim.warmpu'; did you mean 'optim.warmup'?"),
-        (["x=1"], "no axis or field 'x'; valid: norm, gate, seed, size, data, optim.lr, or a field such as optim.lr"),
-        (["gate"], "is not NAME=VALUE"),
-        (["gate="], "is not NAME=VALUE"),
-        (["seed=1", "seed!=1"], "no cell matches --where seed=1 seed!=1"),
-        (["seed=" + "9" * 60], "no cell has seed"),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_select_refuses(where: list[str], message: str) -> None:
     with pytest.raises(GpasError) as caught:
         select(ENTRIES, where)
@@ -207,22 +183,7 @@ def test_defaults_that_depend_on_the_size_follow_it() -> None:
     assert varied("table4-activation/350m-pre", "seed=7").id == "table4-activation/350m-pre+s7"
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("sede=2", "sede=2: unknown setting 'sede'; did you mean 'seed'?"),
-        ("optim.lrr=2", "optim.lrr=2: unknown key 'lrr'; did you mean 'lr'?"),
-        ("optim.lr=fast", "optim.lr=fast: 'fast' is not a number"),
-        ("optim.lr=", "optim.lr=: null is not a number"),
-        ("gate={like: gpas, activation: tahn}", "gate.activation: unknown value 'tahn'; did you mean 'tanh'?"),
-        ("norm={", "norm={: is not YAML: "),
-        ("seed=" + "9" * 50, "a number of 50 digits is too long"),
-        ("data.path=*.txt", "data.path=*.txt: has no effect with source: stdlib"),
-        ("data.path=a\nb", "is more than one line"),
-        ("size=9m", "size=9m: optim.lr: is required: size 9m has no recipe; write optim: {lr: ..."),
-        ("=2", "unknown setting ''"),
-    ],
-)
+@cases("grid/cases.yaml")
 def test_a_wrong_setting_is_reported_as_typed(word: str, message: str) -> None:
     assert message in "\n".join(complaints("quickstart/pre-s1", word))
 

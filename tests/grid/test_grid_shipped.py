@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases, tables
 from grids import grid
 from named_papers import published, value_of
 from shipped import EXPERIMENTS, cells_of
@@ -71,17 +72,8 @@ def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
     assert found == {"pre": means, "pre-gpas": {**means, "optim.clip_over": ("others", "all")}}
 
 
-# Table 1 of GPAS. Size: learning rate, warm-up, updates, sequences per update.
-TABLE_1 = {
-    "71m": (1e-3, 1_000, 10_000, 512), "130m": (1e-3, 2_000, 20_000, 512), "250m": (1e-3, 4_000, 40_000, 512),
-    "350m": (5e-4, 6_000, 60_000, 512), "1b": (5e-4, 10_000, 100_000, 512), "7b": (3e-4, 10_000, 150_000, 2048),
-}  # fmt: skip
-# grid/cell: global clipping, clipping of the gates. Everything else on C4 is not clipped.
-CLIPPED = {
-    "table2/1b-sandwich-gpas": (0.0, 0.01), "gpas-clipping/clip-gates0.01": (0.0, 0.01),
-    "table3/sandwich-gpas": (0.0, 0.01), "table3-poster/sandwich-gpas": (0.0, 0.01), "appendix-7b/pre": (1.0, 0.0),
-    "appendix-7b/pre-gpas": (1.0, 0.01),
-}  # fmt: skip
+# Table 1 of GPAS, and the cells on C4 that are clipped.
+TABLE_1, CLIPPED = tables("grid/cases.yaml")["cells_on_c4_have_the_recipes_of_table_1"].values()
 # Of other papers, with recipes of their own, and of none.
 OTHERS = ("spike-", "curse-", "rivals-", "muon-", "transfer-", "lengths-", "depths-")
 
@@ -109,17 +101,9 @@ def test_cells_on_c4_have_the_recipes_of_table_1() -> None:
         assert (entry.cell.precision, entry.cell.seed) == (axes["precision"], axes["seed"]), entry.id
 
 
-# Two grids, and how many cells they share.
-SHARED = {
-    **{(grid, "table2"): 2 for grid in ("table4-activation", "table4-position", "table5-stopgrad", "table5-gate")},
-    ("table2-precision", "table2"): 8, ("quickstart-precision", "quickstart-rivals"): 8,
-    ("quickstart-ablations", "quickstart-rivals"): 4, ("quickstart-lr", "quickstart-ablations"): 4,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("grid", "other"), SHARED)
-def test_grids_share_their_common_cells(grid: str, other: str) -> None:
-    assert len({entry.key for entry in GRIDS[grid]} & {entry.key for entry in GRIDS[other]}) == SHARED[grid, other]
+@cases("grid/cases.yaml")
+def test_grids_share_their_common_cells(grid: str, other: str, number: int) -> None:
+    assert len({entry.key for entry in GRIDS[grid]} & {entry.key for entry in GRIDS[other]}) == number
 
 
 def test_the_multipliers_of_figure_11_make_its_standard_deviations() -> None:
@@ -132,22 +116,11 @@ def test_the_multipliers_of_figure_11_make_its_standard_deviations() -> None:
     }
 
 
-SCORED = ["pretrain", "finetune", "downstream"]
-# Grids of later stages: the grid whose trainings they go on with, what its names begin with, the stages, their number.
-CONTINUED = {
-    "table3": ("table2", "1b-", SCORED, 11),
-    "table3-poster": ("table3", "", SCORED, 11),
-    "figure7": ("table3", "", ["pretrain", "finetune", "importance"], 4),
-    "curse-table2": ("curse-table1", "", SCORED, 12),
-    "quickstart-downstream": ("quickstart-quantised", "", SCORED, 8),
-    "quickstart-importance": ("quickstart-rivals", "", ["pretrain", "importance"], 8),
-    "quickstart-layers": ("quickstart-rivals", "", ["pretrain", "layers"], 8),
-}
-
-
-@pytest.mark.parametrize("grid", CONTINUED)
-def test_a_grid_of_later_stages_trains_nothing_twice(grid: str) -> None:
-    earlier, prefix, stages, count = CONTINUED[grid]
+@cases("grid/cases.yaml")
+def test_a_grid_of_later_stages_trains_nothing_twice(
+    grid: str, earlier: str, prefix: str, stages: list[str], count: int
+) -> None:
+    """`earlier`: the grid whose trainings it goes on with; `prefix`: what their names have before its own."""
     assert len(GRIDS[grid]) == count
     for name, entry in named(grid).items():
         assert [stage.kind for stage in entry.cell.stages] == stages
@@ -199,21 +172,8 @@ def test_predefined_gates_come_from_the_gpas_cell_beside_them(grid: str) -> None
     assert all(teacher.key in keys for teacher in teachers)
 
 
-# (grid, source) -> cells of the table for which the source prints no number; 0 for all others.
-UNPRINTED = {
-    ("table3-poster", "gpas"): 33,  # two tasks, and the average over nine
-    ("table3-poster", "poster"): 11,  # the average over seven
-    ("gpas-identity-1b", "gpas"): 1,  # without a gate
-    ("gpas-after-norm", "gpas"): 6,  # those with the gate after the norm
-    ("table4-position", "gpas"): 1,  # a gate on the skip path only
-    ("spike-table7", "spike_no_more"): 2,  # diverged
-    ("spike-table2", "spike_no_more"): 2,  # diverged
-    ("spike-table3", "spike_no_more"): 10,  # diverged, and the averages
-    ("spike-table9", "spike_no_more"): 16,  # DeepNet and B2T diverged at the larger rate
-    ("quickstart-raptr", "raptr"): 2,  # equal work and layer drop are in Tables 2 and 7
-    ("raptr-ul2", "raptr"): 2,  # equal work with a square-root decay; layer drop is in Table 8
-    ("raptr-ul2-tasks", "raptr"): 36,  # with five examples
-}
+# grid, source -> cells of the table for which the source prints no number; 0 for all others.
+UNPRINTED = tables("grid/cases.yaml")["every_cell_of_a_published_table_has_its_number"]
 
 
 @pytest.mark.parametrize("grid", [name for name, grid in EXPERIMENTS.grids.items() if grid.table_spec.published])
@@ -221,7 +181,7 @@ def test_every_cell_of_a_published_table_has_its_number(grid: str) -> None:
     spec = EXPERIMENTS.grids[grid].table_spec
     cells = [cell for row in build(GRIDS[grid], {}, {}, spec).rows for cell in row.cells if cell.statuses]
     bare = {pack.name: sum(pack.name not in cell.printed for cell in cells) for pack in spec.published}
-    assert bare == {pack.name: UNPRINTED.get((grid, pack.name), 0) for pack in spec.published}
+    assert bare == {pack.name: UNPRINTED.get(f"{grid} {pack.name}", 0) for pack in spec.published}
 
 
 def test_table_11_of_raptr_trains_nothing_besides_table_3() -> None:
@@ -322,29 +282,13 @@ def test_stopped_schedules_means_and_validation_batches_stay_what_they_are() -> 
     assert cell.data.layout == "pad"
 
 
-@pytest.mark.parametrize(
-    ("depth", "starts", "steps"),
-    [
-        ("{like: raptr, stages: 6-8-10-12}", (1, 2, 3, 4), 4),
-        ("{like: stacking, stages: 6-12}", (1, 2), 2),
-        ("{like: raptr, stages: 6-9-12, lengths: proportional}", (1, 2, 4), 6),
-        ("{like: raptr, stages: 6-9-12, average: 9.5, full_steps: 20}", (2, 4, 6), 6),
-        ("{like: layerdrop, keep: 0.5}", (1,), 2),
-    ],
-)
-def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: tuple[int, ...], steps: int) -> None:
+@cases("grid/cases.yaml")
+def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: list[int], steps: int) -> None:
     cell = tiny_of(f"depth: {depth}")
-    assert (cell.layer_schedule.starts, cell.optim.steps) == (starts, steps)
+    assert ([*cell.layer_schedule.starts], cell.optim.steps) == (starts, steps)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "{schedule: wsd, decay: 0.75, min_ratio: 0}",
-        "{schedule: wsd, decay: 0.1, decay_shape: exponential, warmup: 0}",
-        "{schedule: inverse-sqrt, timescale: 100}",
-    ],
-)
+@cases("grid/cases.yaml")
 def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
     assert tiny_of(f"optim: {recipe}").optim.updates <= 3
 

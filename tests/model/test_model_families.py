@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
+from cases import tables
 from gate_placements import two_layers
 from saving import save
 from torch import Tensor, nn
@@ -296,26 +297,11 @@ def copied(ours: Llama) -> nn.Module:
         attn_implementation="eager",
     )  # fmt: skip
     theirs = BertForMaskedLM(config).double().eval()
-    names = {
-        "bert.embeddings.word_embeddings": ours.model.embed_tokens,
-        "bert.embeddings.position_embeddings": ours.model.embed_positions,
-        "bert.embeddings.token_type_embeddings": ours.model.embed_types,
-        "bert.embeddings.LayerNorm": ours.model.embed_norm,
-        "cls.predictions.transform.dense": ours.head_transform.dense_proj,
-        "cls.predictions.transform.LayerNorm": ours.head_transform.norm,
-    }
+    known = tables("model/bert.yaml")
+    names = {name: ours.get_submodule(own) for name, own in known["network"].items()}
     for number, block in enumerate(ours.model.blocks()):
         layer = f"bert.encoder.layer.{number}"
-        names |= {
-            f"{layer}.attention.self.query": block.self_attn.q_proj,
-            f"{layer}.attention.self.key": block.self_attn.k_proj,
-            f"{layer}.attention.self.value": block.self_attn.v_proj,
-            f"{layer}.attention.output.dense": block.self_attn.o_proj,
-            f"{layer}.attention.output.LayerNorm": block.attn_out_norm,
-            f"{layer}.intermediate.dense": block.mlp.up_proj,
-            f"{layer}.output.dense": block.mlp.down_proj,
-            f"{layer}.output.LayerNorm": block.mlp_out_norm,
-        }
+        names |= {f"{layer}.{name}": block.get_submodule(own) for name, own in known["layer"].items()}
     state = {f"{name}.{part}": own for name, module in names.items() for part, own in module.state_dict().items()}
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected

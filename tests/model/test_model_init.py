@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
+from cases import tables
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 from gate_placements import spread, two_layers
 from golden_networks import GOLDEN, model_of
@@ -30,13 +31,7 @@ from gpas_cli.spec.parse_cell import cell_from, parse_model
 STATISTICS = json.loads((GOLDEN / "init_stats.json").read_text())["std_hidden256_layers8_ffn688_vocab2000"]
 SIZE = {"hidden": 256, "ffn": 688, "heads": 4, "layers": 8, "vocab": 2000}
 SIGMAS = 5  # of the sampling error of two independent draws: one network in a thousand would fail at 4
-NAMES = {
-    "embed": "embed_tokens", "final_norm": "norm", "lm_head": "lm_head", "gate": "gpas_block.gate",
-    **{f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"},
-    **{f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    "norm.attn_pre": "input_layernorm", "norm.attn_post": "post_attention_layernorm",
-    "norm.ffn_post": "post_feedforward_layernorm",
-}  # fmt: skip
+NAMES = tables("model/cases.yaml")["every_parameter_is_initialised_like_the_references"]
 
 
 def reference_name(name: str, sandwich: bool) -> str:
@@ -273,11 +268,7 @@ def test_schemes_with_one_seed_share_their_matrices() -> None:
     assert not torch.equal(states["pre"]["lm_head.weight"], network("pre", seed=6).state_dict()["lm_head.weight"])
 
 
-COUNTS = {
-    "9m": 8_995_968, "20m": 19_548_416, "35m": 35_197_824, "40m": 42_392_480, "60m": 58_073_600, "71m": 70_578_688,
-    "100m": 100_117_120, "130m": 134_105_856, "250m": 247_370_496, "350m": 367_969_280, "1b": 1_339_082_752,
-    "3b": 2_685_831_680, "7b": 6_738_415_616,
-}  # fmt: skip
+COUNTS = tables("model/cases.yaml")["parameter_counts_are_the_references"]
 
 
 def count(**values: object) -> int:

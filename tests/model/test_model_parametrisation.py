@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.init import standard_deviations
@@ -181,28 +182,7 @@ def test_keys_and_the_recorded_cell() -> None:
     assert cell(parametrisation={**MUP, "base_heads": 1}).key != one.key
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"parametrisation": "mup"}, r"base_hidden: is required.*\{like: mup, base_hidden: 32\}"),
-        ({"parametrisation": "mupp"}, "unknown parametrisation 'mupp'; did you mean 'mup'"),
-        ({"parametrisation": {"like": "completep", "base_hidden": 16}}, "base_layers: is required.*base_layers: 8"),
-        ({"parametrisation": {**MUP, "base_layers": 2}}, "base_layers: has no effect .* write kind: completep"),
-        ({"parametrisation": {**MUP, "base_hidden": 100}}, "100 is not a multiple of the 8 features .* nearest: 96"),
-        ({"parametrisation": {**MUP, "base_heads": 3}}, "3 does not divide base_hidden 16; nearest: 2"),
-        ({"parametrisation": {**MUP, "base_hidden": 32, "base_heads": 2}}, "write 4 or leave it out"),
-        ({"parametrisation": {"base_hidden": 16}}, "has no effect with parametrisation: standard"),
-        ({"parametrisation": MUP, "optim": {"optimizer": "adafactor"}}, "no rule for adafactor; write optimizer: adam"),
-        ({"parametrisation": MUP, "optim": {"optimizer": "muon"}}, "does not support matrix_scale adamw.* original"),
-        (
-            {
-                "parametrisation": {**COMPLETEP, "alpha": 0.5},
-                "optim": {"optimizer": "muon", "matrix_scale": "original"},
-            },
-            "alpha: other than 1 has no rule for muon",
-        ),
-    ],
-)
+@cases("model/cases.yaml")
 def test_what_is_not_defined_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
         cell(**values)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -83,15 +84,7 @@ def test_the_start_of_layerscale_depends_on_the_depth() -> None:
     assert model.wiring(1).branch.init == 0.5  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "lines"),
-    [
-        ("rezero", ["x <- G(x + b f(x))", "b is a learned number, one per layer, starts at 0"]),
-        ("layerscale", ["x <- G(x + b * f(N(x)))", "b is a learned vector, one per branch, starts at 0.1"]),
-        ("scalars", ["x <- G(a x + b f(N(x)))", "a is a learned number, one per branch, starts at 1"]),
-        ("scaled-branches", ["x <- G(x + 0.4082 f(N(x)))"]),
-    ],
-)
+@cases("model/cases.yaml")
 def test_the_equation_is_explained(scheme: str, lines: list[str]) -> None:
     text = "\n".join(description(parse_model({"size": SIZE, "norm": scheme, "gate": "gpas"})))
     for line in lines:

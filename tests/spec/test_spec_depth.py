@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from cases import cases, tables
 from refusals import refused
 
 from gpas_cli.errors import InvalidExperiments
@@ -106,21 +107,13 @@ def test_layer_drop_keeps_a_layer_with_the_probability_of_zhang_and_he() -> None
     assert [kept[layer - 1] for layer in (1, 6, 12)] == pytest.approx([0.97366, 0.84197, 0.68394], abs=1e-5)
 
 
-DRAWN = [
-    ({"like": "raptr", "stages": "6-8-10-12"}, {1, 12}),
-    ({"like": "raptr", "stages": "6-8-10-12", "fixed": "none"}, set()),
-    ({"like": "raptr", "stages": "6-8-10-12", "fixed": [1, 2, 11, 12]}, {1, 2, 11, 12}),
-    ("layerdrop", set()),
-]
-
-
-@pytest.mark.parametrize(("depth", "fixed"), DRAWN)
-def test_the_lengths_of_4000_paths(depth: object, fixed: set[int]) -> None:
+@cases("spec/cases.yaml")
+def test_the_lengths_of_4000_paths(depth: object, fixed: list[int]) -> None:
     """Within three standard errors of what is expected, over all paths and for every layer."""
     found = schedule(depth, 12, 4000)
     probabilities = [found.kept(update) for update in range(1, 4001)]
     paths = [found.at(7, update) for update in range(1, 4001)]
-    assert all(fixed <= set(path.layers) for path in paths)
+    assert all({*fixed} <= set(path.layers) for path in paths)
     difference = sum(len(path.layers) for path in paths) - sum(map(sum, probabilities))
     variance = sum(p * (1 - p) for kept in probabilities for p in kept)
     assert abs(difference) < 3 * math.sqrt(variance)
@@ -168,20 +161,7 @@ def test_stacking_grows_at_the_boundaries() -> None:
     assert [source for _, source in copies(2, 7, "last")] == [1, 2, 1, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"like": "raptr", "stages": "6-12-24"}, {"like": "raptr", "stages": [6, 12, 24], "lengths": [2, 2, 2]}),
-        ({"like": "raptr", "stages": "6-12-24"}, {"kind": "raptr", "stages": "6-12-24", "fixed": [24, 1]}),
-        (
-            {"like": "raptr", "stages": "12-16-20-24", "average": 20},
-            {"like": "raptr", "stages": "12-16-20-24", "lengths": [1, 2, 3, 4]},
-        ),
-        ({"like": "raptr", "stages": "6-24", "fixed": "none"}, {"like": "raptr", "stages": "6-24", "fixed": []}),
-        ("full", {"like": "full"}),
-        ("layerdrop", {"kind": "layerdrop"}),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_two_spellings_of_one_schedule_have_one_key(one: object, other: object) -> None:
     assert cell(one) == cell(other)
     assert cell(one).key == cell(other).key
@@ -206,55 +186,13 @@ def test_a_baseline_of_equal_work_is_a_plain_cell() -> None:
     assert cell({"work_of": "12-16-20-24", "lengths": "proportional"}) == cell("full", steps=333_333)
 
 
-@pytest.mark.parametrize(
-    ("depth", "message"),
-    [
-        ("rapt", "depth: unknown depth 'rapt'; did you mean 'raptr'?"),
-        ("raptr", "stages: is required: write depth: {like: raptr, stages: 6-8-10-12}"),
-        ({"like": "raptr", "stages": "6-30"}, "ends with more layers than the network has"),
-        ({"like": "stacking", "stages": "6-12"}, "fewer layers than the network has: the last stage must have all 24"),
-        ({"like": "raptr", "stages": "12-6-24"}, "'12-6-24' does not increase from stage to stage"),
-        ({"like": "raptr", "stages": "6-6-24"}, "does not increase"),
-        ({"like": "raptr", "stages": "0-24"}, "does not increase"),
-        ({"like": "raptr", "stages": "six-24"}, "'six-24' is not a list of layers such as 6-8-10-12"),
-        ({"like": "raptr", "stages": "24"}, "one stage is the whole network in every update; write depth: full"),
-        ({"like": "raptr", "stages": "6-24", "lengths": [1, 2, 3]}, "has 3 lengths for 2 stages"),
-        ({"like": "raptr", "stages": "6-24", "lengths": "equals"}, "did you mean 'equal'?"),
-        ({"like": "raptr", "stages": "6-24", "average": 5}, "5 is not between 6 and 24 layers"),
-        ({"like": "raptr", "stages": "2-4-24", "average": 3}, "would leave stage 3 without an update"),
-        ({"like": "raptr", "stages": "6-24", "average": 9, "lengths": [1, 2]}, "remove one of them"),
-        ({"like": "raptr", "stages": "6-24", "fixed": "first,x"}, "'first,x' is neither none nor a list of layers"),
-        ({"like": "raptr", "stages": "6-24", "fixed": "1,25"}, "names layer 25 of a network with 24"),
-        ({"like": "raptr", "stages": "2-24", "fixed": "1,2,24"}, "3 layers are on every path, which in stage 1 has 2"),
-        ({"like": "raptr", "stages": "6-24", "full_steps": 200_000}, "leaves nothing of the last stage"),
-        ({"like": "raptr", "stages": "6-24", "copied": "whole"}, "copied: has no effect with depth: raptr"),
-        ({"like": "stacking", "stages": "6-24", "scale": "none"}, "scale: has no effect with depth: stacking"),
-        ({"like": "full", "stages": "6-24"}, "stages: has no effect with depth: full"),
-        ({"like": "raptr", "stages": "6-24", "work_of": "6-24"}, "work_of: has no effect with depth: raptr"),
-        ({"like": "layerdrop", "keep": 1}, "1 keeps every layer in every update; write depth: full"),
-        ({"like": "layerdrop", "average": 4}, "4 is not between 11.62 and 24 layers"),
-        ({"like": "layerdrop", "average": 20, "keep": 0.3}, "keep: and average both decide"),
-        ({"like": "full", "work_of": "6-12"}, "work_of: ends with fewer layers"),
-    ],
-)  # fmt: skip
+@cases("spec/cases.yaml")
 def test_mistakes(depth: object, message: str) -> None:
     (problem,) = problems(depth)
     assert message in problem
 
 
-STOPPED = {"steps": 600, "optim": {"stop": 300}}
-
-
-@pytest.mark.parametrize(
-    ("depth", "values", "message"),
-    [
-        ({"like": "stacking", "stages": "4-12-24"}, {"norm": "mix"},
-         "depth.kind: stacking cannot copy layer 3 to layer 7: norm: mix gives them different norms"),
-        ({"like": "stacking", "stages": "12-24"}, STOPPED, "reaches all layers in update 301"),
-        ({"work_of": "12-24"}, STOPPED, "both decide the number of updates"),
-        ({"like": "raptr", "stages": "3-6-12-24"}, {"steps": 3}, "without an update"),
-    ],
-)  # fmt: skip
+@cases("spec/cases.yaml")
 def test_mistakes_across_sections(depth: object, values: dict[str, Any], message: str) -> None:
     assert message in problems(depth, **values)[0]
     assert cell({"like": "stacking", "stages": "12-18-24"}, norm="mix")
@@ -263,16 +201,7 @@ def test_mistakes_across_sections(depth: object, values: dict[str, Any], message
 def test_stages_boundaries_average_and_factors_in_words() -> None:
     depth = {"like": "raptr", "stages": "6-8-10-12", "full_steps": 1000}
     lines = depth_lines(cell(depth, 12, 100_000))
-    assert lines[:-1] == [
-        "random paths (RaPTr), layers 1,12 on every path; all layers are evaluated",
-        "updates 1-1,000: all 12 layers",
-        "updates 1,001-26,000: 6 layers on average; each of the others with probability 0.4",
-        "updates 26,001-51,000: 8 layers on average; each of the others with probability 0.6",
-        "updates 51,001-76,000: 10 layers on average; each of the others with probability 0.8",
-        "updates 76,001-100,000: all 12 layers",
-        "a layer computes x + s (Block(x) - x), s = sqrt(distance to the next layer on the path)",
-        "the optimizer leaves the weights and the state of a skipped layer alone",
-    ]
+    assert lines[:-1] == tables("spec/cases.yaml")["stages_boundaries_average_and_factors_in_words"]
     assert lines[-1].startswith("average: 9 of 12 layers, 0.75 of the work of full depth, ")
 
 
@@ -357,33 +286,7 @@ def test_the_row_of_the_mask_token_is_trained() -> None:
     assert trained_by(objective="mlm", init="xavier").model.init.preset == "xavier"
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"objective": "mlm", "init": {"zero_last_row": True}}, "which objective mlm uses"),
-        ({"objective": "mlmm"}, "unknown objective 'mlmm'; did you mean 'mlm'?"),
-        ({"objective": {"kind": "bert"}}, "objective.kind: unknown objective 'bert'"),
-        ({"objective": 3}, "unknown objective 3"),
-        ({"objective": {"like": "mlm", "rate": 0}}, "objective.rate: 0.0 is too small"),
-        ({"objective": {"like": "mlm", "mask": 0.95}}, "mask 0.95 and random 0.1 add up to more than 1"),
-        ({"objective": {"like": "mlm", "rat": 0.1}}, "unknown key 'rat'; did you mean 'rate'?"),
-        ({"objective": {"like": "causal", "rate": 0.1}}, "unknown key 'rate'"),
-        ({"objective": "mlm", "size": {"like": "quickstart", "vocab": 260}}, "259, without the 1 that the objective"),
-        ({"objective": "mlm", "size": "71m", "data": "c4"}, "set size.vocab: 32001"),
-        ({"objective": {"like": "span", "denoisers": ["r 3"]}}, "'r 3' is not 'r MEAN RATE', 'x MEAN RATE' or 's"),
-        ({"objective": {"like": "span", "denoisers": ["s 1.5"]}}, "RATE between 0 and 1"),
-        ({"objective": {"like": "span", "denoisers": []}}, "names no denoiser"),
-        ({"objective": {"like": "ul2", "sentinels": 4}}, "4 are fewer than the 8 spans of a row of 64 tokens"),
-        ({"objective": "span", "data": {"like": "quickstart", "length": 7}}, "needs rows of at least 8 tokens"),
-        ({"objective": "ul2", "size": {"like": "quickstart", "vocab": 300}}, "197, without the 103 that the objective"),
-        ({"objective": "ul2", "size": "71m", "data": "c4"}, "set size.vocab: 32103"),
-        ({"objective": "ul2", "texts": {}}, "not one of objective span; remove it"),
-        ({"objective": {"like": "mlm", "mask_token": "[MASK]"}}, "trained on the text has no mask token; leave the"),
-        ({"objective": "mlm", "downstream": {}}, "downstream: the stage downstream needs a network that predicts the"),
-        ({"objective": "mlm", "finetune": {}}, "not one of objective mlm; remove it"),
-        ({"objective": "mlm", "importance": {"tasks": ["embedded"]}}, "importance.tasks: scoring tasks needs"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_mistakes_get_one_clear_message(values: dict[str, Any], said: str) -> None:
     with refused(said):
         trained_by(**values)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cases import cases, tables
 from gate_activations import ALL_ACTIVATIONS, FORMULAS, SOFTSIGN
 from golden_networks import GOLDEN
 
@@ -31,33 +32,7 @@ def test_the_slope_is_the_limit_of_differences(act: str) -> None:
         assert made.slope(alpha) == pytest.approx((made.value(alpha + h) - made.value(alpha - h)) / (2 * h), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gelu", "unknown value 'gelu'; did you mean 'relu'?"),
-        ("mish", "silu, silu-beta-8, a formula of alpha"),
-        ("alpha", "the formula 'alpha' is identity; write activation: identity"),
-        ("alpha * sigmoid(alpha)", "write activation: silu"),
-        ("alpha - alpha / (1 + exp(alpha))", "write activation: silu"),
-        ("alpha +", "'alpha +' is not a formula: invalid syntax"),
-        ("tanh(0.5)", "does not contain alpha"),
-        ("tahn(alpha)", "unknown function 'tahn' in a formula; did you mean 'tanh'?"),
-        ("2 * x", "unknown name 'x' in a formula"),
-        ("alpha * tanh", "unknown name 'tanh' in a formula"),
-        ("tanh(alpha, 2)", "tanh takes one argument, not 2"),
-        ("max(alpha)", "max takes two arguments, not 1"),
-        ("2 ** alpha", "the exponent alpha is not a number; write exp(...)"),
-        ("alpha if alpha > 0 else 0", "a formula cannot have 'alpha if alpha > 0 else 0'"),
-        ("alpha.real", "a formula cannot have 'alpha.real'"),
-        ("().__class__", "a formula cannot have"),
-        ("tanh(a=alpha)", "a formula cannot have 'tanh(a=alpha)'"),
-        ("alpha + True", "a formula cannot have 'True'"),
-        ("alpha * 1e999", "a formula cannot have '1e309'"),
-        ("alpha // 2", "a formula cannot have 'alpha // 2'"),
-        ("+".join(["alpha"] * 60), "a formula has at most 200 characters, this one 359"),
-        ("(" * 97 + "alpha", "is not a formula: "),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_a_formula_that_is_none_is_refused_with_the_reason(text: str, message: str) -> None:
     assert message in _activation_fault(text)
     with pytest.raises(InvalidExperiments, match=r"gate\.activation: "):
@@ -82,17 +57,7 @@ def test_the_equation_has_the_formula() -> None:
     assert line == "G(x) = x - (alpha / (1 + abs(alpha))) sg(x); alpha learnable, one per layer, starts at 0"
 
 
-@pytest.mark.parametrize(
-    ("text", "gate", "message"),
-    [
-        ("alpha ** 2", {}, "alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes"),
-        ("min(alpha, 0.5)", {"init": 0.7}, "has gradient 0 at 0.7, so a gate that starts there never changes"),
-        ("log(alpha)", {}, "log(alpha) has no finite value and slope at 0"),
-        ("sqrt(alpha)", {}, "sqrt(alpha) has no finite value and slope at 0"),
-        ("sigmoid(alpha) + 0.5", {}, "turns the residual stream off"),
-        ("tanh(alpha) / 2", {"learnable": False}, "a fixed gate at 0 has no effect"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_a_start_without_effect_is_refused(text: str, gate: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         gated(text, **gate)
@@ -106,20 +71,13 @@ def test_a_formula_that_is_not_defined_has_no_number() -> None:
 
 SIZE = {"hidden": 64, "ffn": 128, "heads": 2, "layers": 2, "vocab": 3000}
 EVERYWHERE = {"preset": "xavier", "everywhere": True}
-METHODS = {  # Table 5: name -> parts, small sub-layers, large shortcut
-    "xavier": ({"init": EVERYWHERE}, False, False),
-    "vanilla": ({"init": "small"}, True, False),
-    "detach": ({"init": "small", "embed": "detach"}, True, False),
-    "layernorm": ({"init": "small", "embed": "layernorm"}, True, True),
-    "scaled": ({"init": "small", "embed": "scaled"}, True, True),
-}
 
 
 def model(**parts: object) -> object:
     return parse_model({"size": SIZE, "norm": "pre", **parts})
 
 
-@pytest.mark.parametrize(("parts", "small", "large"), METHODS.values(), ids=METHODS)
+@cases("spec/cases.yaml")
 def test_table_5(parts: dict, small: bool, large: bool) -> None:
     spec = model(family="gpt", **parts)
     assert (has_small_sublayers(spec), has_large_shortcut(spec)) == (small, large)
@@ -130,7 +88,7 @@ def test_table_5(parts: dict, small: bool, large: bool) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        *(parts for parts, _, _ in METHODS.values()),
+        *(parts for parts, _, _ in tables("spec/cases.yaml")["table_5"]),
         {"init": "small", "embed": {"like": "scaled", "multiplier": 50}},
         {"init": {**EVERYWHERE}, "embed": "scaled"},
         {"norm": "peri"},
@@ -165,25 +123,7 @@ def test_scaled_on_top_of_a_large_embedding_says_so() -> None:
 SCHEDULES = json.loads((GOLDEN / "lr_schedule.json").read_text())["sizes"]
 
 
-@pytest.mark.parametrize(
-    ("norm", "site", "expected"),
-    [
-        ("pre", "home", "G(x + f(N(x)))"),
-        ("pre", "before-sublayer", "G(x) + f(N(G(x)))"),
-        ("pre", "before-sublayer-shortcut", "G(x) + f(N(x))"),
-        ("pre", "after-norm", "x + f(G(N(x)))"),
-        ("pre", "after-module", "x + G(f(N(x)))"),
-        ("post", "home", "N(G(x) + f(x))"),
-        ("post", "after-norm", "G(N(x + f(x)))"),
-        ("deepnorm", "home", "N(2.213 G(x) + f(x))"),
-        ("sandwich", "home", "G(x + N(f(N(x))))"),
-        ("sandwich", "after-module", "x + G(N(f(N(x))))"),
-        ("lns", "home", "G(x + f(N(x)))"),
-        ("peri", "home", "G(x + N(f(N(x))))"),
-        ("b2t", "home", "N(G(x) + f(x)), then N(b + G(x) + f(x)) with b the layer's input"),
-        ("b2t", "after-sublayer", "N(G(x + f(x))), then N(G(b + x + f(x))) with b the layer's input"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_equation_of_a_layer(norm: str, site: str, expected: str) -> None:
     assert (
         equation(parse_model({"size": "quickstart", "norm": norm, "gate": {"site": site, "init": 0.1}}), 3) == expected
@@ -195,17 +135,7 @@ def test_mix_changes_its_equation_once() -> None:
     assert equations(model) == [(1, 3, "N(G(x) + f(x))"), (4, 12, "G(x + f(N(x)))")]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, "E[t]"),
-        ({"norm": "peri"}, "RMSNorm(E[t])"),
-        ({"embed": {"stages": ["scale", "layernorm"]}}, "LayerNorm(5.657 E[t])"),
-        ({"embed": {"like": "scaled", "multiplier": 5}}, "5 E[t]"),
-        ({"embed": "detach"}, "0.1 E[t] + 0.9 sg(E[t])"),
-        ({"family": "gpt"}, "E[t] + P"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_the_input_of_the_first_layer(values: dict, expected: str) -> None:
     assert _embedding(parse_model({"size": "quickstart", **values})) == expected
 

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 import pytest
+from cases import cases, file_text
 
 from gpas_cli import extension
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -17,7 +19,7 @@ from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.plugins import known_schemes, plugin_of
 
-HEAD = """\
+IMPORTS = """\
 from __future__ import annotations
 from dataclasses import dataclass
 from gpas_cli.spec.norm import Factor, Norm, Pre, Scheme, Wiring
@@ -31,17 +33,9 @@ class Weighted(Scheme):
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(in_norm=Norm(), skip=self.weight)
 """
-SOURCE = f"{HEAD}\n{CLASS}\nSCHEMES = {{'weighted': Weighted}}\n"
+SOURCE = f"{IMPORTS}\n{CLASS}\nSCHEMES = {{'weighted': Weighted}}\n"
 RECIPE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
-EXPERIMENTS = """\
-version: 1
-plugins: [{plugins}]
-recipes: {{quickstart: {{lr: 1e-3, warmup: 1, steps: 9, batch: 2}}}}
-grids:
-  mine:
-    base: {{size: quickstart, data: quickstart}}
-    axes: {{norm: [pre, {{name: half, like: weighted, weight: 0.5}}]}}
-"""
+EXPERIMENTS = Template(file_text("experiments/weighted.yaml"))
 
 
 def catalogue(source: str = SOURCE) -> Catalogue:
@@ -88,49 +82,16 @@ def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
         cell_from(cell().to_mapping(), changed)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x = (", r"^mine\.py:1: SyntaxError"),
-        (f"{HEAD}\n1 / 0\n", r"^mine\.py:5: ZeroDivisionError: division by zero"),
-        ("raise SystemExit", r"^mine\.py:1: SystemExit"),
-        (HEAD, "defines no SCHEMES"),
-        (f"{HEAD}SCHEMES = {{'own': Pre}}", "'own' is gpas_cli's own Pre"),
-        (f"{HEAD}SCHEMES = {{'own': 3}}", "'own' is not a class derived from"),
-        (SOURCE.replace("'weighted'", "'pre'"), "'pre' is built in; choose another name"),
-        (SOURCE.replace("'weighted'", "'a b'"), "'a b' is not a name of letters"),
-        (SOURCE.replace("frozen=True, ", ""), "is not decorated with @dataclass"),
-        (SOURCE.replace('    title = "Weighted"\n', ""), "has no title"),
-        (SOURCE.replace("def wiring", "def wired"), "has no method wiring"),
-        (SOURCE.replace("weight: float", "weight: dict"), "has the field 'weight', which is not"),
-        (SOURCE.replace("weight: float", "weight: Nothing"), "has annotations that cannot be read: NameError"),
-    ],
-)
-def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(source: str, message: str) -> None:
+@cases("spec/cases.yaml", source="", adds=None, old="", new="")
+def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(
+    source: str, adds: str | None, old: str, new: str, message: str
+) -> None:
+    assert old in SOURCE
     with pytest.raises(InvalidExperiments, match=message):
-        plugin_of("mine.py", source)
+        plugin_of("mine.py", source or (SOURCE.replace(old, new) if adds is None else IMPORTS + adds))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("raise ValueError(layer)", r"wiring\(1, 12\) of 'weighted' raised ValueError: 1"),
-        ("return Wiring(skip=1 / (layer - 3))", r"wiring\(3, 12\) of 'weighted' raised ZeroDivisionError"),
-        ("return 3", "is 3, not a Wiring"),
-        ("return Wiring(in_norm=1)", "neither None nor a Norm"),
-        ("return Wiring(in_norm=Norm(), skip=float('nan'))", "has the skip nan, which is not a finite number"),
-        ("return Wiring(in_norm=Norm(scale='a'))", "has the scale 'a', which is not a finite number"),
-        ("return Wiring(branch=Factor(init='a'))", "has the branch 'a', which is not a finite number"),
-        ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
-        ("return Wiring(in_norm=Norm())", "equals the scheme 'pre'; write norm: pre"),
-        ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
-        ("return Wiring(first_value=0.5)", "reads the values of layer 1 in layer 1 itself"),
-        ("return Wiring(qkv_norm='heads')", "has the qkv_norm 'heads'; did you mean 'head'"),
-        ("return Wiring(ffn=Wiring(qkv_norm='head'))", "has an ffn with an ffn or with settings of attention"),
-        ("return Wiring(ffn=Wiring(home='som'))", "did you mean 'sum'"),
-        ("return Wiring(ffn=3)", "not a Wiring"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_an_invalid_wiring_is_reported(text: str, message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
         cell(body(text))
@@ -139,10 +100,10 @@ def test_an_invalid_wiring_is_reported(text: str, message: str) -> None:
 def test_experiments_name_their_plugins(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     file = tmp_path / "experiments.yaml"
-    file.write_text(EXPERIMENTS.format(plugins="mine.py"))
+    file.write_text(EXPERIMENTS.substitute(plugins="mine.py"))
     assert [entry.name for entry in expand(load(file))] == ["pre", "half"]
     (tmp_path / "again.py").write_text(SOURCE)
-    file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, again.py"))
+    file.write_text(EXPERIMENTS.substitute(plugins="absent.py, mine.py, again.py"))
     with pytest.raises(InvalidExperiments) as caught:
         load(file)
     message = str(caught.value)
@@ -201,20 +162,7 @@ STAGE_KINDS = {"probe": StageKind(name="probe", parameters=Probe, cost=lambda *_
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('{"probe"', '{"other"', "stage 'other' has the name 'probe'"),
-        ('"probe"', '"importance"', "stage 'importance' is built in; choose another name"),
-        ('"probe"', '"optim"', "stage 'optim' is built in; choose another name"),
-        ("runner=run", "runner=''", "stage 'probe' has no runner"),
-        (", runner=run", "", "mine.py:11: TypeError: .* missing 1 required keyword-only argument: 'runner'"),
-        (", cost=lambda *_: 1.0", "", "missing 1 required keyword-only argument: 'cost'"),
-        ("frozen=True, ", "", "stage 'probe' has no parameters"),
-        ("depth: int = 1", "depth: dict = 1", "has the field 'depth', which is not"),
-        ("runner=run)", "runner=run, metrics=(Metric('loss', 'loss'),))", "has the metric 'loss', which gpas_cli has"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_an_unusable_stage_is_refused_with_the_reason(old: str, new: str, message: str) -> None:
     assert old in STAGE
     assert plugin_of("mine.py", STAGE).stage_kinds["probe"].origin.name == "mine.py"

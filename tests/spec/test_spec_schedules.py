@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from cases import cases
 
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.spec import parse
@@ -72,14 +73,7 @@ def test_raptrs_recipe_for_bert_is_constant_until_the_last_of_four_stages_and_fa
     assert recipe.learning_rate(675_000) == pytest.approx(0.5 / 168_750)
 
 
-@pytest.mark.parametrize(
-    ("depth", "share"),
-    [
-        ({"like": "raptr", "stages": "6-8-10-12"}, 0.25),
-        ({"like": "stacking", "stages": "6-9-12", "lengths": "proportional"}, 0.5),
-        ({"like": "raptr", "stages": "6-8-10-12", "full_steps": 12}, 0.25 - 0.12),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_a_decay_may_be_as_long_as_the_last_stage_of_the_depth(depth: dict[str, Any], share: float) -> None:
     def made(decay: float | str) -> Cell:
         recipe = {"lr": 0.5, "warmup": 10, "steps": 120 if "full_steps" not in depth else 100, "batch": 4}
@@ -100,41 +94,13 @@ def test_the_inverse_square_root_is_that_of_t5() -> None:
     assert (found[:26], found[99]) == ([1.0] * 26, pytest.approx(5 / math.sqrt(99)))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"schedule": "wsd", "decay": 0.3}, {"schedule": "wsd", "decay": 30}),
-        ({"schedule": "wsd", "decay": 0.3}, {"schedule": "wsd", "decay": 0.301}),
-        ({"schedule": "wsd"}, {"schedule": "wsd", "decay": 20, "decay_shape": "linear"}),
-        ({"schedule": "inverse-sqrt"}, {"schedule": "inverse-sqrt", "timescale": 10}),
-        ({"schedule": "inverse-sqrt"}, {"schedule": "inverse-sqrt", "min_ratio": 0.5}),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_different_spellings_of_a_schedule_have_one_key(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert cell(**one).key == cell(**other).key
     assert cell(**one) == cell(**other)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"schedule": "wsdd"}, r"optim\.schedule: unknown value 'wsdd'; did you mean 'wsd'\?"),
-        ({"decay": 0.2}, r"optim\.decay: has no effect: schedule is cosine; wsd reads it"),
-        ({"schedule": "wsd", "timescale": 9}, r"optim\.timescale: .* schedule is wsd; inverse-sqrt reads it"),
-        ({"schedule": "wsd", "dekay": 0.2}, r"optim\.dekay: unknown key 'dekay'; did you mean 'decay'\?"),
-        ({"schedule": "wsd", "decay": 0}, r"optim\.decay: 0.0 is too small; it must be greater than 0"),
-        ({"schedule": "wsd", "decay": "last"}, r"optim\.decay: unknown value 'last'; did you mean 'last-stage'"),
-        ({"schedule": "wsd", "decay": "last-stage"}, r"optim\.decay: last-stage needs a depth with stages"),
-        ({"schedule": "wsd", "decay": 0.9}, r"optim\.decay: 90 updates leave none at the peak .* schedule: linear"),
-        (
-            {"schedule": "wsd", "decay_shape": "exponential", "min_ratio": 0},
-            r"optim\.decay_shape: exponential needs min_ratio above 0",
-        ),
-        ({"schedule": "inverse-sqrt", "warmup": 0}, r"optim\.timescale: is required without warm-up"),
-        ({"schedule": "inverse-sqrt", "timescale": 9}, r"optim\.timescale: 9 is within the warm-up of 10 updates"),
-        ({"schedule_settings": 1}, r"optim\.schedule_settings: unknown key"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_contradictions_are_refused_with_the_reason(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidExperiments, match=said):
         cell(**settings)
@@ -193,11 +159,7 @@ def test_a_checkpoint_after_no_update_is_refused() -> None:
     assert cadence(0) == (None, ["0 is too small; at least 1"])
 
 
-@pytest.mark.parametrize(
-    ("word", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("2-12:00:01", 216001),
-     ("unlimited", None), ("", None), ("1:2:3:4", None)],
-)  # fmt: skip
+@cases("spec/cases.yaml")
 def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | None) -> None:
     assert time_seconds(word) == seconds
 
@@ -205,23 +167,10 @@ def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | Non
 TABLE = ("cpu gpus=0 mem<=100G", "short gpus<=4 time<=4:00:00", "long time<=7-0 cpus<=64 nodes<=2", "rest")
 
 
-@pytest.mark.parametrize(
-    ("asked", "partition"),
-    [
-        ({}, "cpu"),
-        ({"mem": "100G"}, "cpu"),
-        ({"mem": "101G", "time": "0:30:00"}, "short"),
-        ({"gpus": 1, "time": "4:00:00"}, "short"),
-        ({"gpus": 4, "time": "4:00:01"}, "long"),
-        ({"gpus": 4, "time": ("1:00:00", "5:00:00")}, "long"),
-        ({"gpus": 8, "nodes": 4}, "rest"),
-        ({"gpus": 1, "partition": "a100"}, "a100"),
-        ({"gpus": 1, "partition": ("a100", "v100")}, "a100"),
-        ({"partition": ""}, ""),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_a_job_goes_to_the_first_partition_whose_limits_it_keeps(asked: dict[str, Any], partition: str) -> None:
-    made = Resources(**{"partition": TABLE, **asked})
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()}
+    made = Resources(**{"partition": TABLE, **lists})
     assert made.chosen_partition == partition
     assert not made.faults
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import cases, tables
 from refusals import refused
 
 from gpas_cli.events import Score
@@ -50,26 +51,11 @@ def test_the_defaults_are_those_of_the_paper_and_its_scripts() -> None:
 # There is only one optimizer.
 @pytest.mark.parametrize("name", [field.name for field in own_fields(Finetune) if field.name != "optimizer"])
 def test_every_field_is_in_the_key(name: str) -> None:
-    others = {
-        "data": "records.json", "validation": "held-out.json", "template": "plain", "loss_on": "all", "layout": "pad",
-        "length": 256, "method": "full", "lisa_layers": 2, "lisa_interval": 20, "lisa_state": "reset", "epochs": 1,
-        "batch": 8, "lr": 1e-4, "schedule": "cosine", "min_ratio": 0.1, "warmup": 5, "clip": 0.0, "beta1": 0.8,
-        "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "precision": "bf16", "dropout": 0.1,
-        "seed": 7,
-    }  # fmt: skip
+    others = tables("spec/cases.yaml")["every_field_is_in_the_key"]
     assert key({name: others[name]}) != key({})
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({}, {"seed": 42, "precision": "fp32", "template": "alpaca"}),
-        ({"data": "embedded"}, {"data": "embedded", "template": "plain"}),
-        ({"method": "full"}, {"method": "full", "lisa_layers": 2, "lisa_interval": 9, "lisa_state": "reset"}),
-        ({"method": "full"}, {"lisa_layers": 12}),
-        ({"schedule": "constant"}, {"schedule": "constant", "min_ratio": 0.5}),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_different_spellings_of_a_finetuning_have_one_key(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert key(one) == key(other)
     assert cell_from(cell(other).to_mapping()) == cell(one)
@@ -137,26 +123,7 @@ def test_another_digest_is_another_task() -> None:
     assert scored(tasks=[LOCAL]).key != scored(tasks=["arc_easy@ba9876543210"]).key
 
 
-@pytest.mark.parametrize(
-    ("stage", "section", "message"),
-    [
-        ("finetune", {"data": ""}, "finetune.data: is empty; name commonsense170k, embedded or a path"),
-        ("finetune", {"data": "a.json", "validation": "a.json"}, "finetune.validation: names the training data"),
-        ("finetune", {"method": "lora"}, "finetune.method: unknown value 'lora'"),
-        ("finetune", {"epoch": 1}, "finetune.epoch: unknown key 'epoch'; did you mean 'epochs'"),
-        ("downstream", {"tasks": ["arc_esay"]}, "unknown task 'arc_esay'; did you mean 'arc_easy'?"),
-        ("downstream", {"tasks": ["arc_easy@12"]}, "'arc_easy@12' is not NAME@DIGEST, as `gpas data import-task`"),
-        ("downstream", {"tasks": []}, "downstream.tasks: names no task"),
-        ("downstream", {"tasks": ["arc_easy", LOCAL]}, "downstream.tasks: names 'arc_easy' more than once"),
-        ("downstream", {"tasks": ["indent", "piqa"], "shots": 2}, "downstream.shots: has no effect on indent"),
-        ("downstream", {"tasks": [3]}, "downstream.tasks"),
-        ("texts", {"texts": ["wikitxt"]}, "unknown text 'wikitxt'; did you mean 'wikitext'?"),
-        ("texts", {"texts": []}, "names no text"),
-        ("texts", {"texts": ["a=x.txt", "a=y.txt"]}, "names 'a' more than once"),
-        ("texts", {"texts": ["wikitext=own.txt"]}, "is the name of a text of the hub"),
-        ("texts", {"limit": -1}, "too small"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_a_wrong_section_has_one_clear_message(stage: str, section: dict[str, Any], message: str) -> None:
     with refused(message):
         cell_from({**BASE, stage: section})
@@ -236,15 +203,7 @@ def test_scores_on_texts_are_a_stage_of_their_own() -> None:
     assert cell_from({**BASE, "texts": {}}).parameters("texts").names == ("wikitext", "lambada_openai")
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "path"),
-    [
-        ("wikitext", "wikitext", ""),
-        ("notes=held-out/*.txt", "notes", "held-out/*.txt"),
-        ("held-out/*.txt", "held-out/*.txt", "held-out/*.txt"),
-        ("held-out.txt", "held-out.txt", "held-out.txt"),
-    ],
-)
+@cases("spec/cases.yaml")
 def test_names_and_paths(text: str, name: str, path: str) -> None:
     assert (text_name(text), local_path(text)) == (name, path)
 

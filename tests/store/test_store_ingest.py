@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attempts import ATTEMPT, write_events
+from cases import cases
 from dumps import dump
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -192,25 +193,17 @@ def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life
         assert connection.scalar(select(StageRow.cell)) == {"asked": "first"}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"001/attempt\.json: No such file"),
-        ("{", "not valid JSON"),
-        ("[]", "expected a JSON object, found list"),
-        ("{}", "no fields 'stage', 'key', 'cell', 'grid', 'name', 'axes'"),
-        (json.dumps({**ATTEMPT, "key": "0123456789abcdef", "number": 2}), "renamed or copied"),
-        (json.dumps({**ATTEMPT, "cell": []}), r"field 'cell' is \[\]; expected an object"),
-        (json.dumps({**ATTEMPT, "key": "0123456789abcdef", "number": 1, "threads": -1}), "not a count"),
-    ],
-)
-def test_an_unreadable_attempt_stops_no_other(engine: Engine, life: Life, content: str | None, message: str) -> None:
+@cases("store/cases.yaml")
+def test_an_unreadable_attempt_stops_no_other(
+    engine: Engine, life: Life, content: str | dict | None, message: str
+) -> None:
+    """A mapping as the content is what it has beside the usual fields."""
     bad = life.attempt()
     good = life.whole(OTHER)
     if content is None:
         bad.attempt_path.unlink()
     else:
-        bad.attempt_path.write_text(content)
+        bad.attempt_path.write_text(content if isinstance(content, str) else json.dumps({**ATTEMPT, **content}))
     done = sync(engine, life.runs)
     assert (done.attempts, len(done.problems)) == (1, 1)
     with pytest.raises(StoreError, match=message):

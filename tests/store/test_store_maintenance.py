@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from dumps import dump
 from life import KEY, OTHER, Connect, Life, with_journal
 from sqlalchemy import Engine, text
@@ -21,7 +22,6 @@ from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import Line, encode
 from gpas_cli.store.maintenance import backup, check, rebuild
-from gpas_cli.store.peek import VERSION_TABLE
 from gpas_cli.store.projection import _EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
 
 
@@ -146,19 +146,7 @@ def test_databases_that_cannot_be_backed_up(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["gpas.db"]
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (
-            "UPDATE attempt SET journal_events = 1 WHERE stage_key LIKE '01%' AND number = 1",
-            "the journal has 28 events, the database 1",
-        ),
-        ("UPDATE attempt SET journal_offset = 5 WHERE stage_key LIKE 'fe%'",
-         "bytes are not yet ingested; run `gpas db sync`"),
-        (f"UPDATE {VERSION_TABLE} SET version_num = '0000'", "version 0000, from before 0003"),
-        ("DROP TABLE curve", "the table curve is missing; `gpas db rebuild`"),
-    ],
-)  # fmt: skip
+@cases("store/cases.yaml")
 def test_damage_is_found(connect: Connect, url: str, life: Life, harm: str, message: str) -> None:
     engine = connect(url)
     grown(engine, life)
@@ -288,20 +276,14 @@ def test_steps_and_evaluations_become_curves() -> None:
     assert changes.metrics is None
 
 
-def test_a_skipped_update_is_a_point_with_its_loss_scale() -> None:
-    changes = project_events([event("skipped", step=7, loss_scale=512.0), event("step", step=8, loss_scale=256.0)])
-    assert changes.curves == {"skipped": {7: 512.0}, "loss_scale": {8: 256.0}}
-
-
-def test_a_spike_is_a_point_of_its_own_curve() -> None:
-    shown = [event("spike", step=7, of=of, value=9.0, usual=3.0) for of in ("loss", "grad_norm", "weather")]
-    changes = project_events(shown)
-    assert changes.curves == {"spike_loss": {7: 9.0}, "spike_grad_norm": {7: 9.0}}
-    assert changes.damaged == 1
-
-
-def test_a_number_that_a_step_does_not_report_has_no_point() -> None:
-    assert project_events([event("step", step=1, loss=2.0, grad_norm=None)]).curves == {"loss": {1: 2.0}}
+@cases("store/cases.yaml", metrics=None, damaged=0)
+def test_events_change_columns_curves_and_metrics(
+    events: list[dict[str, Any]], columns: Any, curves: Any, metrics: Any, damaged: int
+) -> None:
+    """A curve is a list of pairs of a step and a value."""
+    found = project_events([event(**one) for one in events])
+    assert (found.columns, found.metrics, found.damaged) == (columns, metrics, damaged)
+    assert found.curves == {name: dict(points) for name, points in curves.items()}
 
 
 def test_layers_are_counted_from_zero() -> None:
@@ -310,43 +292,9 @@ def test_layers_are_counted_from_zero() -> None:
     assert math.isnan(changes.layers["gate"][2, 2])
 
 
-def test_later_events_win() -> None:
-    changes = project_events(
-        [event("step", step=1, loss=2.0), event("step", step=2, loss=1.9), event("step", step=1, loss=1.8)]
-    )
-    assert (changes.curves["loss"], changes.columns["last_step"]) == ({1: 1.8, 2: 1.9}, 2)
-
-
-def test_an_outcome_ends_an_attempt_until_its_next_start() -> None:
-    outcome = event("outcome", outcome="interrupted", step=7, cause="preempted", metrics={"loss": 2.0, "note": None})
-    ended = project_events([outcome])
-    assert ended.columns == {"outcome": "interrupted", "cause": "preempted", "ended": 1760000000.0, "last_step": 7}
-    assert ended.metrics == {"loss": 2.0}
-    again = project_events([outcome, event("start", host="b")])
-    assert (again.columns["outcome"], again.columns["ended"], again.columns["host"]) == (None, None, "b")
-    assert again.metrics == {}
-
-
-def test_unknown_kinds_are_ignored() -> None:
-    changes = project_events(
-        [event("weather", step="?"), event("warning", message="x"), event("phase", name="training")]
-    )
-    assert (changes.columns, changes.curves, changes.damaged) == ({}, {}, 0)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        event("step", loss=1.0), event("step", step="1", loss=1.0), event("step", step=-1, loss=1.0),
-        event("step", step=2**31, loss=1.0), event("step", step=1, loss="low"), event("step", step=1, loss=True),
-        event("layers", step=1, values=[1.0]), event("layers", step=1, values={"gate": 1.0}), event("outcome", step=1),
-        event("outcome", outcome="done", metrics={"loss": [1.0]}), event("start", environment="linux"),
-        event("start", parameters=1.5), event("checkpoint", step=None),
-    ],
-    ids=lambda line: str(line.values),
-)  # fmt: skip
-def test_a_malformed_event_is_counted_and_changes_nothing(bad: Line) -> None:
-    changes = project_events([bad, event("step", step=5, loss=1.0)])
+@cases("store/cases.yaml")
+def test_a_malformed_event_is_counted_and_changes_nothing(bad: dict[str, Any]) -> None:
+    changes = project_events([event(**bad), event("step", step=5, loss=1.0)])
     assert (changes.damaged, changes.columns) == (1, {"last_step": 5})
     assert (changes.curves, changes.layers, changes.metrics) == ({"loss": {5: 1.0}}, {}, None)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from face import EXPERIMENTS, gpas
 from life import Connect
 from sqlalchemy import Engine, inspect, make_url, text
@@ -75,20 +76,7 @@ def test_no_database_is_created_unless_requested(sqlite_url: str, tmp_path: Path
     assert (tmp_path / "gpas.db").stat().st_size == 0
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ("gpas.db", "not a database URL; GPAS_DB takes a path, sqlite:///path or"),
-        ("postgresql://user@host:abc/name", "its port is not a number"),
-        ("postgresql://user:a@b@host/c@d", "it has more than one '@'.*write @ as %40"),
-        ("mysql://host/name", "'mysql' databases are not supported"),
-        ("sqlite+aiosqlite:///x", "not supported"),
-        ("sqlite://user:secret@host/name", "an SQLite file has no host, user or options"),
-        ("sqlite:///name?password=secret", "an SQLite file has no host, user or options"),
-        ("sqlite://name.db", "an SQLite file has no host, user or options"),
-        ("sqlite:////nowhere/at/all/gpas.db", "the folder /nowhere/at/all does not exist"),
-    ],
-)
+@cases("store/cases.yaml")
 def test_a_url_that_cannot_be_used(bad: str, message: str) -> None:
     with pytest.raises(StoreError, match=message):
         session.connect(bad)
@@ -111,17 +99,9 @@ def test_the_database_lies_in_the_project_whatever_its_name(connect: Connect, tm
     assert [path.name for path in (tmp_path / name).iterdir()] == ["inner"]
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        "host=127.0.0.1 port=1 password=secret", "dbname=x PASSWORD = secret", "postgresql:/user:secret@host/name",
-        "postgresql:user@host?password=secret", "user:secret@host/name", "jdbc:postgresql//user/secret",
-        "postgresql//user/secret", "sqlite://user:secret@host/name", "sqlite:///name?password=secret",
-        "postgresql://user:secret@127.0.0.1:abc/name",
-    ],
-)  # fmt: skip
+@cases("store/cases.yaml")
 def test_a_damaged_url_is_no_file_and_is_not_shown(
-    tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damaged: str
 ) -> None:
     (tmp_path / "experiments.yaml").write_text("version: 1\ngrids: {}\n")
     monkeypatch.chdir(tmp_path)

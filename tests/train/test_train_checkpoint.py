@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import tables
 from disks import full
 from marks import long_but
 from safetensors.torch import save as safetensors_bytes
@@ -203,13 +204,7 @@ def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:
 __all__ = ["paths"]
 STEPS = 12
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 6, "vocab": 280}
-DEPTHS: dict[str, Any] = {
-    "raptr": {"like": "raptr", "stages": "3-4-6", "full_steps": 2},
-    "zero": {"like": "raptr", "stages": "2-4-6", "skipped": "zero", "scale": "linear", "fixed": "none"},
-    "stacking": {"like": "stacking", "stages": "2-3-6"},
-    "fresh": {"like": "stacking", "stages": "3-6", "moments": "fresh", "copied": "whole"},
-    "layerdrop": {"like": "layerdrop", "keep": 0.2},
-}
+DEPTHS = tables("train/cases.yaml")["a_resumed_run_is_the_uninterrupted_one_bit_for_bit"]
 
 
 def deep(depth: object, **values: object) -> Cell:
@@ -338,11 +333,7 @@ def test_an_evaluation_sees_the_whole_network_or_that_which_has_grown() -> None:
     assert raptr.evaluated_layers() is None
 
 
-PARALLEL = {
-    "raptr": {"like": "raptr", "stages": "3-4-6"},
-    "zero": {"like": "raptr", "stages": "2-6", "skipped": "zero", "fixed": "none"},
-    "stacking": {"like": "stacking", "stages": "2-3-6"},
-}
+PARALLEL = tables("train/cases.yaml")["two_processes_train_the_same_paths_as_one"]
 
 
 def together_values(depth: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
+from cases import cases, tables
 from gate_placements import two_layers
 from launching import entry
 from torch.overrides import TorchFunctionMode
@@ -74,18 +75,11 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
 
 EAGER = Resources(compile="off")  # a compiled layer has no operations that Python could see
 AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
-# Every pair of two values at least once.
-PAIRS = [
-    ("fp32", True, "gpas", "pre"), ("fp32", False, "none", "post"), ("bf16", True, "none", "pre"),
-    ("bf16", False, "gpas", "post"), ("bf16", True, AUTOGRAD, "post"), ("bf16_stream", True, "gpas", "pre"),
-    ("bf16_stream", False, AUTOGRAD, "post"), ("bf16_stream", True, "none", "post"),
-    ("pure_bf16", True, "gpas", "post"), ("pure_bf16", False, AUTOGRAD, "pre"), ("pure_bf16", True, "none", "post"),
-    ("fp32", False, AUTOGRAD, "pre"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("precision", "padded", "gate", "norm"), PAIRS)
+@cases("train/cases.yaml")
 def test_an_update_and_its_observation(precision: str, padded: bool, gate: object, norm: str) -> None:
+    """The rows have every pair of two values at least once."""
     made = cell(precision=precision, gate=gate, norm=norm, optim={"mean_rows": 3})
     loop = synthetic_loop(made, EAGER, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
@@ -174,24 +168,7 @@ def test_every_scheme(norm: str, on_meta: None) -> None:
 
 
 # Several settings at once where they do not meet in the same code.
-CASES: dict[str, dict[str, Any]] = {
-    "no gates": {"gate": "none"},
-    "gates without stop-gradient, the stream in bfloat16": {
-        "gate": {"like": "gpas", "stop_gradient": False}, "precision": "bf16_stream"
-    },
-    "gates by autograd": {"gate": {"like": "gpas", "site": "before-sublayer"}, "norm": "post"},
-    "two micro-batches, z-loss, norms of queries and keys": {
-        "optim": {"mean_rows": 3, "z_loss": 1e-4}, "family": {"qk_norm": "head"}
-    },
-    "bfloat16, muon": {"precision": "bf16", "optim": {"optimizer": "muon"}},
-    "all in bfloat16, adafactor": {"precision": "pure_bf16", "optim": {"optimizer": "adafactor"}},
-    "masked": {"family": "bert", "objective": "mlm", "norm": "post"},
-    "denoising": {"objective": "ul2", "size": {**SIZE, "vocab": 400}},
-    "embedding stages": {"embed": {"stages": ["scale", "layernorm", "detach"]}},
-    "paths": {"size": DEEP, "depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
-    "growing": {"size": DEEP, "depth": {"like": "stacking", "stages": "2-4"}},
-    "dropout, learned positions": {"dropout": 0.1, "family": "gpt"},
-}  # fmt: skip
+CASES = tables("train/cases.yaml")["every_kind_of_training"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from marks import release_but
 from numpy.typing import NDArray
 from together import run, text
@@ -371,14 +372,7 @@ def test_the_setting_selects_the_reader_and_changes_the_key() -> None:
     assert separate.key != joined.key == unset.key
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": {**VALUES["data"], "layout": "pad"}}, "a row is one document already"),  # type: ignore[dict-item]
-        ({"objective": "mlm"}, "needs objective: causal"),
-        ({"data": {**VALUES["data"], "documents": "seperate"}}, "separate"),  # type: ignore[dict-item]
-    ],
-)
+@cases("train/cases.yaml")
 def test_it_is_refused_where_it_has_no_effect(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidExperiments, match=message):
         cell_from({**VALUES, **changes})

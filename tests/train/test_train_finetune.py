@@ -10,6 +10,7 @@ from typing import Any
 import finetuning
 import pytest
 import torch
+from cases import tables
 from finetuning import RECORDS, UPDATES, cell, pretrain, run, write_texts
 from safetensors.torch import load_file
 from together import start
@@ -189,11 +190,7 @@ def test_what_cannot_be_finetuned_is_refused_before_anything_starts(
 
 # Two processes
 
-CASES = {
-    "ddp": ({}, {"strategy": "ddp", "micro_batch": 2}),
-    "auto": ({"lisa_state": "reset"}, {"micro_batch": 1, "activation_checkpointing": "blocks"}),
-    "fsdp": ({"method": "full"}, {"strategy": "fsdp"}),
-}
+CASES = tables("train/cases.yaml")["two_processes_compute_what_one_does"]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.data.loader import IGNORED
@@ -237,13 +238,7 @@ def test_the_logits_of_a_chunk_are_in_memory_once(
     assert sum(storage.nbytes() for storage in large.found) <= 5000 * (4 if buffers == 1 else 6)
 
 
-@pytest.mark.parametrize(
-    ("rows", "most", "tile", "chunk"),
-    [
-        (131_072, 2097, 256, 2048), (131_072, 2097, 1, 2081), (3000, 2097, 256, 1536), (2000, 2000, 256, 1024),
-        (100, 100, 256, 100), (5, 1, 256, 1), (7, 3, 1, 3),
-    ],
-)  # fmt: skip
+@cases("train/cases.yaml")
 def test_chunks_are_few_even_and_of_whole_tiles(rows: int, most: int, tile: int, chunk: int) -> None:
     assert loss._chunk_rows(rows, most, tile) == chunk
 

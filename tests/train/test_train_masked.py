@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from documents import write_documents
 from safetensors.numpy import load_file
 from test_train_run import final_tensors, go
@@ -316,34 +317,7 @@ def assert_counted(cell: Cell) -> None:
     assert sum(p.numel() for p in matrices) == parameters(cell)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": "causal"}, "objective: causal is not for encoder-decoder; write objective: translation"),
-        ({"family": "gpt"}, "translation needs family: encoder-decoder"),
-        ({"data": "quickstart"}, "data.source: translation needs pairs"),
-        ({"size": {**TRANSLATOR, "layers": 3}}, "3 layers cannot be half"),
-        ({"size": {**TRANSLATOR, "decoder_layers": 4}}, "4 of 4 layers leave none for the encoder; at most 3"),
-        ({"size": {**TRANSLATOR, "decoder_layers": 2}, "family": "gpt"},
-         "decoder_layers: needs family: encoder-decoder"),
-        (averaging(average=3, average_every=3),
-         "3 with average_every: 3 needs 7 updates, and the training has 6; at most 2"),
-        (averaging(average=7), "at most 6, or a smaller average_every"),
-        (averaging(length_penalty=[1, 2, 3]), "has 3 values for 1 test sets; write one for all, or one for each"),
-        ({"depth": {"like": "raptr", "stages": "2-4"}}, "raptr is not for encoder-decoder"),
-        ({"parametrisation": {"like": "mup", "base_hidden": 8}}, "has no rule for an encoder"),
-        ({"data": {"source": "pairs", "path": "t.en"}}, "'t.en' does not name both languages"),
-        ({"data": {"source": "languages", "tokenizer": "t5"}}, "t5 has no line end"),
-        ({"data": {"source": "languages", "layout": "pack"}}, "layout: translation needs layout: pad"),
-        ({"data": {"source": "languages", "path": "x"}}, "data.path: has no effect with source: languages"),
-        ({"importance": {}}, "importance: is not for encoder-decoder"),
-        ({"downstream": {}}, "downstream: is not for encoder-decoder"),
-        ({"translation": {"tests": ["newstest2017"]}}, "unknown test set 'newstest2017'; did you mean 'newstest2016'"),
-        ({"translation": {"tests": ["mine=t.en"]}}, "'t.en' names no reference"),
-        ({"translation": {"tests": ["languages"]}}, "languages has other languages than t.{en,de}"),
-        ({"translation": {"tests": ["a=t.{x,y}", "a=u.{x,y}"]}}, "names 'a' more than once"),
-    ],
-)  # fmt: skip
+@cases("train/cases.yaml")
 def test_what_a_cell_may_not_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiments) as error:
         cell_from(values(**changes))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from cases import cases, tables
 from marks import release_but
 from together import limited, run, text
 from torch import Tensor, nn
@@ -177,37 +178,30 @@ def test_processes_have_whole_means_where_these_can_be_shared() -> None:
     assert micro_batch_rows(cell(mean_rows=4, batch=16), FP32, 99, processes=2) == 4
 
 
-def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    two, eight = World(0, 2, 0), World(0, 8, 0)
-    gpu = Precision("bf16", torch.device("cuda"))
-    monkeypatch.setattr(World, "min", lambda _, number: number)
+@cases("train/cases.yaml")
+def test_layouts_are_chosen_by_bytes(
+    monkeypatch: pytest.MonkeyPatch, size: str, processes: int, gigabytes: int, asked: dict[str, Any], chosen: list[Any]
+) -> None:
+    asked = dict(asked)
+    where = FP32 if asked.pop("device", "cuda") == "cpu" else Precision("bf16", torch.device("cuda"))
+    layout = layout_on(monkeypatch, size, World(0, processes, 0), gigabytes, where, asked)
+    assert [layout.strategy, layout.recompute] == chosen
+
+
+def layout_on(
+    patch: pytest.MonkeyPatch, size: str, world: World, gigabytes: float, where: Precision, asked: dict[str, Any]
+) -> ParallelLayout:
+    patch.setattr(World, "min", lambda _, number: number)
+    patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gigabytes * 2**30))
     recipe = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
+    what = cell_from({"size": size, "data": "c4", "optim": recipe, "precision": "bf16"})
+    return choose_layout(what, Resources(**asked), where, world)
 
-    def chosen(size: object, world: World, gigabytes: float, where: Precision = gpu, **asked: Any) -> tuple[str, bool]:
-        card = SimpleNamespace(total_memory=gigabytes * 2**30)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-        what = cell_from({"size": size, "data": "c4", "optim": recipe, "precision": "bf16"})
-        layout = choose_layout(what, Resources(**asked), where, world)
-        return layout.strategy, layout.recompute
 
-    assert chosen("71m", ALONE, 80) == ("none", False)
-    assert chosen("71m", two, 80) == ("ddp", False)
-    assert chosen("1b", two, 80) == ("ddp", False), "21 GB of 80"
-    assert chosen("1b", ALONE, 80) == ("none", False)
-    assert chosen("1b", two, 40) == ("fsdp", False), "21 GB of 40"
-    assert chosen("1b", ALONE, 32) == ("none", True)
-    assert chosen("7b", eight, 80) == ("fsdp", False)
-    assert chosen("7b", eight, 24) == ("fsdp", True)
-    assert chosen("7b", eight, 80, nodes=2) == ("hsdp", False), "27 of 80 GB, on the four of a node"
-    assert chosen("7b", eight, 80, nodes=2, strategy="fsdp") == ("fsdp", False)
-    assert chosen("7b", eight, 40, nodes=2) == ("fsdp", True), "27 of 40 GB"
-    assert chosen("71m", eight, 80, nodes=2) == ("ddp", False)
-    assert chosen("1b", two, 80, FP32) == ("ddp", False)
-    assert chosen("71m", two, 80, FP32, strategy="fsdp") == ("fsdp", False)
-    assert chosen("1b", two, 24, strategy="ddp", activation_checkpointing="none") == ("ddp", False)
-    assert chosen("71m", two, 80, activation_checkpointing="blocks") == ("ddp", True)
+def test_processes_that_cannot_be_spread_over_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"ranks": 6, "nodes": 3, "strategy": "hsdp"}
     with pytest.raises(GpasError, match="nodes: 8 processes cannot be spread evenly over 3 nodes; nodes may be 1 or"):
-        chosen("7b", eight, 80, FP32, ranks=6, nodes=3, strategy="hsdp")
+        layout_on(monkeypatch, "7b", World(0, 8, 0), 80, FP32, asked)
 
 
 GB = 2**30
@@ -292,30 +286,7 @@ def _allocate(network: Llama) -> None:
 
 
 LOGITS = 2**18  # of a chunk: the chunks are few, and take little memory beside the activations
-CASES: dict[str, tuple[Cell, int, bool]] = {
-    "bf16": (wide_cell("bf16", gate="gpas"), 64, False),
-    "bf16-sandwich": (wide_cell("bf16", norm="sandwich", gate="gpas"), 64, False),
-    "bf16-recomputed": (wide_cell("bf16"), 64, True),
-    "bf16-stream": (wide_cell("bf16_stream", gate="gpas"), 64, False),
-    "bf16-stream-post": (wide_cell("bf16_stream", norm="post", gate="gpas"), 64, False),
-    "bf16-stream-layerscale": (wide_cell("bf16_stream", norm="layerscale"), 64, False),
-    "fp16": (wide_cell("fp16", gate="gpas"), 64, False),
-    "fp32": (wide_cell("fp32"), 64, False),
-    "fp32-post": (wide_cell("fp32", norm="post"), 64, False),
-    "fp32-gpt": (wide_cell("fp32", family="gpt"), 64, False),
-    "fp32-peri": (wide_cell("fp32", norm="peri"), 64, False),
-    "pure": (wide_cell("pure_bf16", gate="gpas"), 64, False),
-    "pure-without-gate": (wide_cell("pure_bf16"), 64, False),
-    "gpt": (wide_cell("bf16", family="gpt"), 64, False),
-    "bf16-layernorm": (wide_cell("bf16", embed="layernorm"), 64, False),
-    "bf16-stream-peri": (wide_cell("bf16_stream", norm="peri"), 64, False),
-    "dropout": (wide_cell("bf16", dropout=0.1), 64, False),
-    "dropout-recomputed": (wide_cell("bf16", dropout=0.1), 64, True),
-    "bf16-layerscale": (wide_cell("bf16", norm="layerscale", gate="gpas"), 64, False),
-    "bf16-rezero": (wide_cell("bf16", norm="rezero"), 64, False),
-    "bf16-hybridnorm": (wide_cell("bf16", norm="hybridnorm", gate="gpas"), 64, False),
-    "bf16-value": (wide_cell("bf16", norm={"scheme": "value-residual", "learned": True}), 64, False),
-}
+CASES = tables("train/cases.yaml")["an_update_takes_what_is_predicted"]
 
 
 def takes_as_predicted(
@@ -332,8 +303,8 @@ def takes_as_predicted(
 
 @pytest.mark.parametrize("name", release_but(CASES, "bf16"))
 def test_an_update_takes_what_is_predicted(name: str) -> None:
-    what, rows, recompute = CASES[name]
-    takes_as_predicted(what, rows, 1.03, recompute=recompute)
+    precision, settings, recompute = CASES[name]
+    takes_as_predicted(wide_cell(precision, **settings), 64, 1.03, recompute=recompute)
 
 
 @pytest.mark.parametrize(

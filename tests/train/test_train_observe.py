@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from gpas_cli.events import Event, Layers, Step
@@ -123,16 +124,7 @@ def test_flops_are_those_of_the_convention() -> None:
     assert flops_per_token(what) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "expected"),
-    [
-        ("NVIDIA H200", "bf16", 989.5e12), ("NVIDIA H100 80GB HBM3", "pure_bf16", 989.5e12),
-        ("NVIDIA H100 PCIe", "bf16", 756e12), ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
-        ("NVIDIA L4", "fp32", 30.3e12), ("NVIDIA L40S", "bf16", 362e12),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("AMD Instinct MI300X", "bf16", None), ("", "fp32", None),
-    ],
-)  # fmt: skip
+@cases("train/cases.yaml")
 def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | None) -> None:
     assert peak_flops(name, precision) == expected
 
@@ -262,15 +254,7 @@ def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
     assert _read_state([tmp_path], 10) is None
 
 
-@pytest.mark.parametrize(
-    ("pair", "cause"),
-    [
-        ((math.nan, 1.0), "the training loss of update 9 is nan"),
-        ((math.inf, 1.0), "the training loss of update 9 is inf"),
-        ((5.0, math.inf), "the gradient norm of update 9 is inf"),
-        ((5.0, math.nan), "the gradient norm of update 9 is nan"),
-    ],
-)
+@cases("train/cases.yaml")
 def test_a_nonfinite_loss_is_a_divergence(pair: tuple[float, float], cause: str) -> None:
     assert judge([*healthy(8), pair]) == [Divergence(9, cause, finite=False)]
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
+from cases import cases, tables
 from documents import write_documents
 from golden_inputs import probe, train_batch
 from golden_networks import GOLDEN, close, filled
@@ -64,12 +65,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Every optimizer, each with settings of its own that are not the defaults.
-SETTINGS: dict[str, dict[str, object]] = {
-    "adam": {"beta2": 0.95},
-    "adafactor": {"lr": 0.3, "beta2_exponent": -0.7, "weight_decay": 0.1},
-    "muon": {"momentum": 0.9, "matrix_lr": 2.0, "matrix_scale": "original", "nesterov": False},
-    "momentum": {"lr": 0.1, "beta1": 0.8},
-}
+SETTINGS = tables("train/cases.yaml")["its_settings_are_in_the_key_and_in_the_recorded_cell"]
 KINDS = sorted({kind.name for kind in OPTIMIZERS.values()} | {MOMENTUM.name})
 
 
@@ -140,15 +136,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "how"),
-    [
-        *((name, "pure_bf16", "standard") for name in KINDS),
-        ("adafactor", "fp32", "standard"),
-        ("muon", "fp32", "standard"),
-        ("adam", "fp32", {"like": "completep", "base_hidden": 8, "base_heads": 2, "base_layers": 1}),
-    ],
-)
+@cases("train/cases.yaml")
 def test_training_with_it_resumes_in_the_same_bits(
     text: Path, tmp_path: Path, name: str, precision: str, how: str | dict[str, object]
 ) -> None:
@@ -324,18 +312,7 @@ def norms(network: Llama) -> tuple[float, float]:
     return norm(gates), norm([p for p in network.parameters() if all(p is not gate for gate in gates)])
 
 
-@pytest.mark.parametrize(
-    ("settings", "gates", "others"),
-    [
-        ({}, 6.0, 8.0),
-        ({"clip": 1.0}, 0.6, 0.8),  # the gates are included
-        ({"clip_gates": 0.01}, 0.01, 8.0),  # Sandwich-LN + GPAS at 1B
-        ({"clip": 1.0, "clip_gates": 0.01}, 0.01, 0.8),  # 7B, as in the code
-        ({"clip": 1.0, "clip_gates": 0.01, "clip_over": "others"}, 0.01, 1.0),  # 7B, as in the paper
-        ({"clip": 1.0, "clip_gates": 0.7}, 0.6, 0.8),  # after global clipping the gates are already within their bound
-        ({"clip": 20.0, "clip_gates": 7.0}, 6.0, 8.0),
-    ],
-)
+@cases("train/cases.yaml")
 def test_norms_after_clipping(network: Llama, settings: dict[str, object], gates: float, others: float) -> None:
     every = list(network.parameters())
     alphas = [gate.alpha for gate in network.gates()]

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
+from cases import tables
 from marks import long_but, release_but
 from once import made_once
 from safetensors.torch import load_file
@@ -38,30 +39,12 @@ def values(norm: str, gate: object = "gpas", optim: dict[str, Any] | None = None
     return {"size": SIZE, "norm": norm, "gate": gate, "data": DATA, "optim": {**OPTIM, **(optim or {})}, **more}
 
 
-CELLS = {
-    "pre": values("pre", optim={"mean_rows": 4}),
-    "deepnorm": values("deepnorm", {"share": "sublayer"}, {"clip_over": "others"}),
-    "plain": values("sandwich", None, {"clip": 0.1}),
-    "paths": values("pre", depth={"like": "raptr", "stages": "2-3", "fixed": "first"}),
-    "bf16": values("pre", precision="bf16"),
-    "stream": values("pre", precision="bf16_stream"),
-    "fp16": values("pre", precision="fp16"),
-    "pure": values("pre", precision="pure_bf16"),
-    "adafactor": values(
-        "pre", family={"qk_norm": "head"}, optim={"optimizer": "adafactor", "lr": 0.1, "weight_decay": 0.1}
-    ),
-    "value": values({"scheme": "value-residual", "learned": True}),
-    "muon": values("pre", dropout=0.25, optim={"optimizer": "muon", "weight_decay": 0.1, "z_loss": 1e-3}),
-}
+DECLARED = tables("train/cases.yaml")["several_processes_compute_the_same_as_one"]
+CELLS = {name: values(**cell) for name, cell in DECLARED.items()}
 KILLED = values("pre", optim={"steps": 20, "batch": 4, "mean_rows": 2})
 KILLS = 4
 # Feed-forward widths that are padded, q, k and v in one product, as on GPUs.
-WIDE_LAYOUTS = {
-    "fsdp": {"strategy": "fsdp", "micro_batch": 2},
-    "recomputed": {"strategy": "fsdp", "micro_batch": 2, "activation_checkpointing": "blocks"},
-    "compiled": {"strategy": "fsdp", "micro_batch": 2, "compile": "on"},
-    "both": {"strategy": "fsdp", "micro_batch": 2, "activation_checkpointing": "blocks", "compile": "on"},
-}
+WIDE_LAYOUTS = tables("train/cases.yaml")["sharded_weights_are_padded_at_use"]
 # Each layout with one of the two types of gathered weights.
 WIDE = [("fsdp", "bf16"), ("recomputed", "pre"), ("compiled", "pre"), ("both", "bf16")]
 OPTIMIZER_CELLS = ("adafactor", "muon")

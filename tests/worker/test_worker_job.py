@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from attempts import make_attempt
+from cases import cases
 from forking import Forked
 
 from gpas_cli.errors import GpasError
@@ -54,20 +55,7 @@ def test_variables_that_are_not_set_are_left_out() -> None:
     assert {"python", "platform", "hostname", "gpas", "cores"} <= facts.keys()
 
 
-@pytest.mark.parametrize(
-    ("asked", "shown", "seen", "wanted"),
-    [
-        (0, "", 0, ""),
-        (1, "0", 1, ""),
-        (1, "", 1, ""),
-        (8, "3", 1, ""),  # each process sees only its own
-        (2, "MIG-a,MIG-b", 1, ""),
-        (1, "", 0, "the job asked for 1 GPU, but none is visible on n1"),
-        (2, "0,1", 0, "the job asked for 2 GPUs, but none is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
-        (8, "0,1,2", 2, "the job asked for 8 GPUs, but 2 of 3 are visible on n1 (CUDA_VISIBLE_DEVICES=0,1,2)"),
-        (2, "0,1", 1, "the job asked for 2 GPUs, but 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
-    ],
-)
+@cases("worker/cases.yaml")
 def test_missing_gpus_are_said(monkeypatch: pytest.MonkeyPatch, asked: int, shown: str, seen: int, wanted: str) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -147,21 +135,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("acts", "code", "state", "cause"),
-    [
-        (["done", "done", "done"], 0, "done", ""),
-        (["hang", "fail"], 1, "failed", "process 1: no luck"),
-        (["hang", "done", "3"], 1, "failed", "a process exited with code 3"),
-        (["hang", "die"], -9, "interrupted", ""),
-        (["die", "hang"], -9, "interrupted", ""),
-        (["75", "hang"], 75, "interrupted", ""),
-        (["hang", "75"], 75, "interrupted", ""),
-        (["76", "hang"], 76, "interrupted", ""),
-        (["130", "hang"], 130, "cancelled", ""),
-        (["done", "hang"], 0, "done", ""),
-    ],
-)
+@cases("worker/cases.yaml")
 def test_ranks_end_with_one_exit_code(tmp_path: Path, acts: list[str], code: int, state: str, cause: str) -> None:
     job = Job(tmp_path, *acts)
     assert job.end() == code
@@ -233,28 +207,13 @@ def test_torchrun_takes_precedence_over_slurm() -> None:
     assert place({**SLURM, **torchrun}) == RankEnv(2, 4, 0, "tcp://[::1]:29500")
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({}, "RANK is not set"),
-        ({"RANK": "1"}, "WORLD_SIZE is not set"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "below the number"),
-        ({"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "invalid literal"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "an address at which they connect"),
-    ],
-)
+@cases("worker/cases.yaml")
 def test_a_contradictory_rank_is_refused(environ: dict[str, str], words: str) -> None:
     with pytest.raises(GpasError, match=words):
         place(environ)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("n1", "n1"), ("n1,n2", "n1"), ("n[007-010,12],m1", "n007"), ("rack-3-[1,4]-ib", "rack-3-1-ib"),
-        ("r[1-2]n[03-04]", "r1n03"),
-    ],
-)  # fmt: skip
+@cases("worker/cases.yaml")
 def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert _first_host(nodes) == first
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attempts import write_events
+from cases import tables
 from importance_ranks import cell_of, save_network
 from recorder import stop_after
 from stage_runs import events, new_attempt, run, scored, train, warnings
@@ -32,14 +33,7 @@ IMPORTANCE = cell_of(norm="pre", gate="gpas")
 LAYERS = cell_of(norm="lns", gate="gpas", importance=None, layers={"eval_tokens": 100})
 QUANTISED = cell_of(norm="pre", gate="gpas", quantised={"bits": [8, 4, 2], "eval_tokens": 250})
 TEXTS = cell_of(norm="pre", importance=None, texts={"texts": ["one=held-out/one.txt", "two=held-out/two.txt"]})
-TRANSLATION: dict[str, Any] = {
-    "size": {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300},
-    "family": "encoder-decoder",
-    "objective": "translation",
-    "data": {"source": "pairs", "path": "t.{en,de}", "validation": "v.{en,de}", "length": 24},
-    "optim": {"lr": 1e-3, "warmup": 1, "steps": 7, "batch": 4},
-    "translation": {"tests": ["one=x.{en,de}", "two=w.{en,de}"], "beam": 2, "longer": 3},
-}
+TRANSLATION: dict[str, Any] = tables("worker/cases.yaml")["translations_are_those_of_averaged_weights"]
 TRANSLATED = cell_from(TRANSLATION)
 
 

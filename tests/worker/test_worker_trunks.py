@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt
+from cases import cases
 from importance_ranks import OPTIM, TEXTS, cell_of
 from recorder import stop_after
 from safetensors.numpy import load_file
@@ -62,11 +63,7 @@ def numbers(made: AttemptDir) -> dict[Any, Any]:
     return found | {("evaluation", e.step): (e.loss, e.tokens) for e in events(made, Evaluation)}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"dropout": 0.2}, {"optim": {"optimizer": "muon"}}, {"norm": "mix", "objective": {"kind": "mlm"}}],
-    ids=["dropout", "muon", "mlm"],
-)
+@cases("worker/cases.yaml")
 def test_each_branch_is_what_it_would_be_alone(tmp_path: Path, more: dict[str, Any]) -> None:
     if "objective" in more:
         more = {**more, "family": "bert"}

@@ -3,20 +3,12 @@
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import FOUR, Face, gpas, tiny
 
 from gpas_cli.report import query
 
-CLAIMS = """\
-claims:
-  faster:
-    statement: The gate reaches the base's loss sooner.
-    grids: [tiny]
-    subject: {gate: gpas}
-    against: {gate: none}
-    value: speedup
-    expect: higher
-"""
+CLAIMS = file_text("experiments/faster.yaml")
 
 
 @pytest.fixture

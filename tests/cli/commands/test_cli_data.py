@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cases import file_text
 from face import Face
 from face import gpas as run
 
@@ -22,19 +23,7 @@ from gpas_cli.spec.data import Data, TextDemand
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.words import byte_size
 
-EXPERIMENTS = """
-version: 1
-default: mine
-corpora:
-  own: {source: files, path: "text/*.jsonl", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}
-grids:
-  mine:
-    base:
-      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 300}
-      data: own
-      optim: {lr: 1e-3, warmup: 2, steps: 10, batch: 4}
-    axes: {norm: [pre, post]}
-"""
+EXPERIMENTS = file_text("experiments/own_corpus.yaml")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from cases import tables
 from face import START, TRAINED, Face, end, step
 
 from gpas_cli.cli.commands import logs
@@ -24,16 +25,7 @@ def test_a_healthy_cell_has_a_log(face: Face) -> None:
     lines = face("logs", "pre-s1").out.splitlines()
     assert lines[0].startswith("==> pretrain ")
     texts = [text[21:] for text in lines[1:] if not text.startswith("|")]
-    assert texts == [
-        "started on there, cpu, 2 threads, fp32, 1,000 parameters, code c0de",
-        "training",
-        "2/4  loss 4.5  lr 0.001  gradient 0.5  1,234 tokens/s",
-        "spike: loss 9 at update 3, usually 4",
-        "4/4  loss 4  lr 0.001  gradient 0.5  1,234 tokens/s",
-        "update 4: validation loss 1.5, perplexity 4.48",
-        "update 4 saved",
-        "done at update 4: perplexity 4.48",
-    ]
+    assert texts == tables("cli/cases.yaml")["a_healthy_cell_has_a_log"]
     assert lines[-2] == "| done"  # what the process printed comes before its outcome
 
 

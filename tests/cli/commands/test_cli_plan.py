@@ -3,22 +3,10 @@
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import EXPERIMENTS, TRAINED, Face, end
 
-LARGE = """\
-version: 1
-default: large
-resources:
-  71m: {gpus: 1, cpus: 2}
-  130m: {gpus: 2, cpus: 4}
-grids:
-  large:
-    base: {optim: {lr: 1e-3, warmup: 10, steps: 1000}, precision: bf16}
-    axes:
-      size: [71m, 130m]
-      norm: [pre, post]
-      seed: [1, 2]
-"""
+LARGE = file_text("experiments/large.yaml")
 
 
 def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
@@ -72,16 +60,7 @@ OVERRIDE = """\
       - {where: {size: 130m, norm: post, seed: 20}, set: {optim.clip: 2}, why: wider clipping}
 """
 
-STAGES = """\
-version: 1
-resources:
-  importance: {mem: 3G, time: 1:00:00}
-grids:
-  toy:
-    base: {size: quickstart, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}, importance: {}}
-    axes: {seed: [1, 2]}
-    resources: {importance: {time: 2:00:00}}
-"""
+STAGES = file_text("experiments/importance.yaml")
 
 
 @pytest.mark.whole
@@ -190,18 +169,7 @@ def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     assert "text/long.txt: the training text is read about " in said
 
 
-OWN_SIZES = """\
-version: 1
-sizes:
-  mine: {hidden: 32, ffn: 48, heads: 2, layers: 4, vocab: 280}
-grids:
-  own:
-    base: {data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes: {size: [mine, {like: mine, layers: 6}, {name: broad, like: mine, hidden: 64}]}
-  deeper:
-    base: {size: mine, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes: {size.layers: [7, 8]}
-"""
+OWN_SIZES = file_text("experiments/own_sizes.yaml")
 
 
 def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:

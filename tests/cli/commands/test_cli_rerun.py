@@ -1,6 +1,6 @@
 """`gpas retry --done`: a result is obtained again as a new attempt, and nothing is lost meanwhile."""
 
-import pytest
+from cases import cases
 from face import Face
 
 from gpas_cli.errors import Exit
@@ -57,13 +57,7 @@ def test_rerun_needs_a_confirmation(face: Face) -> None:
     assert not list(face.runs.glob(f"??/*/{FILE}"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "name cells or a grid"),
-        (("pre-s1",), "no result to replace: small/pre-s1 is missing; `gpas run grid` runs cells without one"),
-    ],
-)
+@cases("cli/cases.yaml")
 def test_cells_without_a_result_cannot_be_rerun(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("retry", "--done", *words, expect=Exit.USAGE).err
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from cases import cases
 from command_list import COMMANDS
 from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
@@ -18,37 +19,8 @@ from gpas_cli.state.claim_set import ClaimSet
 
 WITHOUT_JSON = {"gpas init", "gpas report"}
 CHANGING = ("run", "train", "retry", "cancel", "data", "db")
-LOCAL = ("--executor", "local", "--yes", "--json")
-ONE = ("--where", "norm=post", "--where", "gate=gpas", "--where", "seed=2")
-
-# The words of each command whose document does not need more than the project of `made`, and its exit codes.
-WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
-    "plan": [(("plan", "--gpu", "H100", "--price", "2"), Exit.DONE), (("plan", "small"), Exit.DONE)],
-    "run grid": [(("run", "small", *ONE, *LOCAL), Exit.DONE), (("run", "small", *LOCAL), Exit.FAILED)],
-    "train": [(("train", "post-gpas-s1"), Exit.DONE)],
-    "run claims": [(("run", "claims", "gate-lowers", *LOCAL, "--dry-run"), Exit.INCOMPLETE)],
-    "retry": [(("retry", "pre-s2", *LOCAL), Exit.DONE), (("retry", "--where", "norm=post", *LOCAL), Exit.DONE)],
-    "status": [(("status",), Exit.DONE), (("status", "small", "--state", "done"), Exit.DONE)],
-    "cancel": [(("cancel", "post-s1", "--yes"), Exit.INCOMPLETE)],
-    "why": [(("why", "pre-s1", "pre-s2"), Exit.DONE), (("why", "small[pre]", "small[pre+gpas]"), Exit.DONE)],
-    "diff": [(("diff", "pre-s1", "pre-gpas-s1"), Exit.DONE), (("diff", "pre-s1", "pre-s2"), Exit.INCOMPLETE)],
-    "explain": [(("explain", "pre-gpas-s1", "post-s1"), Exit.DONE)],
-    "table": [(("table", "small"), Exit.DONE), (("table", "shares"), Exit.DONE)],
-    "claims": [(("claims", "gate-lowers"), Exit.DONE), (("claims",), Exit.DONE)],
-    "theory bounds": [(("theory", "bounds", "pre-gpas-s1"), Exit.DONE)],
-    "theory stability": [(("theory", "stability", "--layers", "8", "--dimension", "8"), Exit.DONE)],
-    "theory norms": [(("theory", "norms", "pre-gpas-s1"), Exit.DONE)],
-    "theory depth": [(("theory", "depth", "pre-gpas-s1"), Exit.DONE), (("theory", "depth", "post-s1"), Exit.DONE)],
-    "theory length": [(("theory", "length", "pre-gpas-s1"), Exit.DONE)],
-    "db sync": [(("db", "sync"), Exit.DONE)],
-    "data prepare": [(("data", "prepare", "--workers", "1"), Exit.DONE)],
-    "data status": [(("data", "status"), Exit.DONE)],
-    "data check": [(("data", "check"), Exit.DONE)],
-    "db check": [(("db", "check"), Exit.DONE)],
-    "db backup": [(("db", "backup"), Exit.DONE)],
-    "db upgrade": [(("db", "upgrade"), Exit.DONE)],
-    "doctor": [(("doctor",), Exit.DONE)],
-}
+LOCAL = "--executor local --yes --json"
+ONE = "--where norm=post --where gate=gpas --where seed=2"
 
 
 @cache
@@ -89,19 +61,18 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
         yield face
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "code"), [(name, *case) for name, cases in WORDS.items() for case in cases],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)  # fmt: skip
+@cases("cli/cases.yaml")
 def test_the_output_is_as_declared(
-    request: pytest.FixtureRequest, read: Face, name: str, words: tuple[str, ...], code: Exit
+    request: pytest.FixtureRequest, read: Face, name: str, words: str, code: str
 ) -> None:
+    """The rows have the commands whose document does not need more than the project of `made`."""
+    words = words.replace("ONE", ONE).replace("LOCAL", LOCAL)
     made = request.getfixturevalue("made") if name.split()[0] in CHANGING else read
     if name in ("data check", "data status"):
         made("data", "prepare", "--workers", "1")
     if name == "run grid" and "--where" not in words:  # the running cell would be waited for
         made.edit("norm: [pre, post]", "norm: [pre]")
-    said = made(*words, *(["--json"] if "--json" not in words else []), expect=code)
+    said = made(*words.split(), *(["--json"] if "--json" not in words else []), expect=Exit[code.upper()])
     check(name, said.json)
 
 
@@ -153,7 +124,7 @@ def test_figures_of_papers_are_as_declared(read: Face) -> None:
 
 @pytest.mark.long
 def test_a_measurement_is_as_declared(face: Face) -> None:
-    check("bench", face("bench", "small", *ONE, "--seconds", "0.1", "--json").json)
+    check("bench", face("bench", "small", *ONE.split(), "--seconds", "0.1", "--json").json)
 
 
 def test_an_export_is_as_declared(face: Face) -> None:

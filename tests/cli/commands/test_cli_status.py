@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from cases import cases
 from face import EXPERIMENTS, START, TRAINED, Face, alive, end, step
 from rich.console import Console, Group
 from scored import finish_cells
@@ -106,16 +107,7 @@ def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
     assert re.search(r"post-s1 .* interrupted +ended \d+ s ago, saved at update 4\n", cells("status", "small").out)
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (("--state", "done"), ["pre-s1", "pre-s2"]),
-        (("--state", "failed,running"), ["post-s1", "post-s2"]),
-        (("--state", "failed,running", "--sort", "state"), ["small/post-s2", "small/post-s1"]),
-        (("--sort", "perplexity", "--limit", "2"), ["small/pre-s2", "small/pre-s1"]),
-        (("--sort", "name", "--limit", "3"), ["small/post-gpas-s1", "small/post-gpas-s2", "small/post-s1"]),
-    ],
-)
+@cases("cli/cases.yaml")
 def test_cells_are_filtered_and_sorted(cells: Face, words: tuple[str, ...], names: list[str]) -> None:
     lines = cells("status", "small", *words).out.splitlines()
     assert [line.split()[0] for line in lines if line.split() and "-s" in line.split()[0]] == names
@@ -128,14 +120,7 @@ def test_unlisted_cells_are_counted(cells: Face) -> None:
     assert "no cell is cancelled" in cells("status", "--state", "cancelled").out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--state", "fialed"), "--state: no state 'fialed'; did you mean 'failed'?"),
-        (("--sort", "perplexty"), "cells cannot be sorted by 'perplexty'; did you mean 'perplexity'?"),
-        (("--watch", "--limit", "3"), "--watch shows what runs and what waits, without --state, --sort and --limit"),
-    ],
-)
+@cases("cli/cases.yaml")
 def test_a_state_or_order_that_does_not_exist(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("status", *words, expect=2).err
 

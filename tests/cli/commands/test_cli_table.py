@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
 from jsonschema import Draft202012Validator
 from named_papers import numbers
@@ -57,16 +58,7 @@ def test_published_tables_of_a_source_and_of_a_grid(face: Face) -> None:
         assert "did you mean 'small'" in face("table", "smal", *options, expect=2).err
 
 
-TABLE_2 = """\
-version: 1
-default: two
-corpora: {short: {source: c4, tokenizer: t5, layout: pad, eval_tokens: 256}}
-grids:
-  two:
-    base: {size: 71m, data: c4}
-    axes: {norm: [lns, pre], gate: [none, gpas], seed: [1, 2]}
-    table: {rows: [norm, gate], against: {gate: none}, published: {gpas: table2_perplexity}}
-"""
+TABLE_2 = file_text("experiments/table_2.yaml")
 
 
 def test_a_papers_table_with_our_numbers(face: Face) -> None:

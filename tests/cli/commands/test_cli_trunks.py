@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 from attempts import attempt_at, make_attempt, write_events
+from cases import file_text
 from face import Face, end
 
 from gpas_cli.checkpoints import path_of
@@ -16,27 +17,8 @@ from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import current_code
 
-LENGTHS = """\
-version: 1
-default: lengths
-grids:
-  lengths:
-    base: {size: quickstart, data: quickstart, optim: {lr: 1e-3, warmup: 10, batch: 2, schedule: wsd, decay: 20}}
-    axes:
-      norm: [pre]
-      optim.steps: [100, 120, 140]
-      seed: [1, 2]
-    table: {rows: [norm], columns: optim.steps}
-"""
-TREE = """\
-updates in common are trained once, which saves 360 of them, about {hours}:
-lengths/pre-steps100-s1.trunk80  0 to 80
-├── pre-steps120-s1.trunk100  80 to 100
-│   ├── pre-steps120-s1  100 to 120
-│   └── pre-steps140-s1  100 to 140
-└── pre-steps100-s1  80 to 100
-and 1 tree like these
-"""
+LENGTHS = file_text("experiments/lengths.yaml")
+TREE = file_text("experiments/lengths.txt")
 
 
 def common(face: Face) -> Entry:

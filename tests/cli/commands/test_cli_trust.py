@@ -4,16 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from face import Said, gpas
 from faded_plugin import PLUGIN
 
-EXPERIMENTS = """\
-version: 1
-plugins: [mine.py]
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, faded], seed: [1, 2]}}
-"""
+EXPERIMENTS = file_text("experiments/faded.yaml")
 
 
 class Stranger:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, write_events
+from cases import cases
 from face import Face
 from rich.console import Console
 from shipped import EXPERIMENTS, cells_of
@@ -121,38 +122,7 @@ RUNNING = Progress(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("event", "text"),
-    [
-        ({"kind": "phase", "name": "training", "resumed_from": 0}, "training"),
-        ({"kind": "phase", "name": "training", "resumed_from": 40}, "training from update 40"),
-        ({"kind": "phase", "name": "tokenising", "detail": "c4"}, "tokenising: c4"),
-        (
-            {"kind": "spike", "step": 7, "of": "grad_norm", "value": 9.0, "usual": 1.5},
-            "spike: gradient norm 9 at update 7, usually 1.5",
-        ),
-        (
-            {"kind": "evaluation", "step": 7, "loss": 2.5, "perplexity": "inf"},
-            "update 7: validation loss 2.5, perplexity inf",
-        ),
-        ({"kind": "warning", "message": "disk"}, "warning: disk"),
-        ({"kind": "step", "step": 7, "steps": 9, "loss": 2.5, "lr": 1e-3}, "7/9  loss 2.5  lr 0.001"),
-        ({"kind": "step", "step": 7, "steps": 1000, "split": "train"}, ""),
-        ({"kind": "checkpoint", "step": 7, "path": "step-7", "seconds": 0.25}, "update 7 saved in 0.2 s"),
-        (
-            {"kind": "outcome", "step": 9, "outcome": "done", "cause": "", "metrics": {"perplexity": 4.5, "loss": 1.5}},
-            "done at update 9: perplexity 4.5",
-        ),
-        ({"kind": "outcome", "step": 3, "outcome": "failed", "cause": "no luck"}, "failed at update 3: no luck"),
-        (
-            {"kind": "start", "host": "n1", "device": "cuda", "environment": {"gpu": "H100"}, "threads": 1,
-             "processes": 4, "precision": "bf16", "parameters": 1000, "code": "0123456789"},
-            "started on n1, H100, 4 processes, 1 thread, bf16, 1,000 parameters, code 01234567",
-        ),
-        ({"kind": "weather"}, ""),
-        ({"kind": "step", "loss": 2.5}, "event step: no field 'step': {'loss': 2.5}"),
-    ],
-)  # fmt: skip
+@cases("cli/cases.yaml")
 def test_an_event_as_a_line(event: dict[str, Any], text: str) -> None:
     assert line(event_of(event)) == text
 
