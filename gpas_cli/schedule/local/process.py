@@ -168,15 +168,11 @@ class Spawner:
     def _launch(self, attempt: AttemptDir, code: Snapshot, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
         with append_regular(attempt.log_path) as log:
             return subprocess.Popen(
-                [*self.command, str(attempt.path)],
-                cwd=self.project.config.parent,
+                [*self.command, str(attempt.path)], cwd=self.project.config.parent,
                 env=job_environment(code.path, {**lease.variables, **self.project.variables}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(alive, *lease.fds),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(alive, *lease.fds),
                 start_new_session=self.executor == LOCAL,  # Ctrl-C or closing the terminal does not signal the jobs
-            )
+            )  # fmt: skip
 
     def _record(self, stage: StageRecord, code: Snapshot, lease: Lease) -> AttemptRecord:
         root = self.project.config.parent
