@@ -109,7 +109,7 @@ class Toy(Face):
         pids = []
         for path in sorted(self.runs.glob("??/*/*/process.json")):
             pid = json.loads(path.read_text())["pid"]
-            if alive(pid) and _has_stepped(path.with_name("journal.jsonl")):
+            if alive(pid) and has_stepped(path.with_name("journal.jsonl")):
                 pids.append(pid)
         return pids
 
@@ -156,7 +156,8 @@ def trained_toy(folders: pytest.TempPathFactory) -> Toy:
     return Toy.at(made_once(folders, "trained", train) / "toy")
 
 
-def _has_stepped(journal: Path) -> bool:
+def has_stepped(journal: Path) -> bool:
+    """Return whether a training has gone beyond its first update."""
     lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
     events = [json.loads(line[9:]) for line in lines if line.endswith("}")]
     return any(event["kind"] == "step" and event["step"] > 1 for event in events)

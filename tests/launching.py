@@ -52,7 +52,13 @@ def scheduler(
 
 
 def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:
-    return scheduler(project, *entries, **more).run()
+    return through(scheduler(project, *entries, **more))
+
+
+def through(run: LocalRun) -> RunSummary:
+    """Submit a run, and wait until every stage has ended."""
+    run.submit()
+    return run.follow()
 
 
 class Background:
@@ -65,7 +71,7 @@ class Background:
         self._thread.start()
 
     def _run(self) -> None:
-        self.summary = self.scheduler.run()
+        self.summary = through(self.scheduler)
 
     def result(self) -> RunSummary:
         self._thread.join(10)
@@ -160,7 +166,7 @@ project = Project.find(Path(sys.argv[1]), environ={})
 entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]
 scheduler = launching.scheduler(project, *entries)
 with stop_on_signals(scheduler):
-    print(launching.states(scheduler.run()))
+    print(launching.states(launching.through(scheduler)))
 """
 
 

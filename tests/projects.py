@@ -10,8 +10,8 @@ import pytest
 from face import poll_often
 
 from gpas_cli.project import Project
+from gpas_cli.schedule.batch import scheduler
 from gpas_cli.schedule.local import run
-from gpas_cli.schedule.slurm import submit
 from gpas_cli.store.snapshot import Snapshot, snapshot, snapshot_path
 
 
@@ -34,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
             target.symlink_to(made.path)
         return replace(made, path=target)
 
-    for module in (run, submit):
+    for module in (run, scheduler):
         monkeypatch.setattr(module, "snapshot", linked)
     poll_often(monkeypatch)
 

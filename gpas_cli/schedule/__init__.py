@@ -4,5 +4,6 @@ scheduler        the base class, the choice between schedulers, how a run report
 process          the process of an attempt: its identity, its environment, its cancellation, the record of its exit
 retry            what follows an attempt that ended without a result
 local/           slots and processes of this machine
+batch/           what any batch system needs
 slurm/           job arrays of a SLURM cluster
 """

@@ -25,7 +25,7 @@ Job Id: {id}
     job_state = {state}
     queue = workq
     server = pbsvm
-    exec_host = pbsvm/0
+{depend}    exec_host = pbsvm/0
     Hold_Types = {held}
     Variable_List = PBS_O_HOME=/root,PBS_O_LANG=C.UTF-8,
 \tPBS_O_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -94,7 +94,8 @@ def run(server: Server, words: list[str]) -> int:
                 break
         time.sleep(0.02)
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/root", "PBS_JOBID": f"{number}.pbsvm", "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.Popen(["/bin/sh", "-c", job["script"]], cwd="/", env=environment, start_new_session=True)
+    environment |= {"PYTHONPATH": str(server.folder.parent / "hook")}
+    child = subprocess.Popen(["/bin/bash", "-c", job["script"]], cwd="/", env=environment, start_new_session=True)
     server.change(number, state="R", pid=child.pid)
     code = child.wait()
     server.change(number, state="F", code=code if code >= 0 else 256 - code)
@@ -126,7 +127,9 @@ def qstat(server: Server, words: list[str]) -> int:
         else:
             held = "s" if job["state"] == "H" else "n"
             name = id.partition(".")[0] + ".pbsvm"
-            print(FULL.format(id=name, held=held, comment="Not Running: no room", **job), end="")
+            after = ":".join(f"{one}@pbsvm" for one in job["after"])
+            depend = f"    depend = afterok:{after}\n" if job["state"] == "H" else ""
+            print(FULL.format(id=name, held=held, depend=depend, comment="Not Running: no room", **job), end="")
     return code
 
 

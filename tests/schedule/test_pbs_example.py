@@ -11,15 +11,14 @@ from pathlib import Path
 import fake_pbs
 import pytest
 from face import FAKE_JOB, Face
-from gpas_pbs import batch, scheduler
+from gpas_pbs import scheduler
 from launching import kill, until
 
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.files import replace_file
+from gpas_cli.schedule.batch import scheduler as batch
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.observe import observe
 from gpas_cli.store.rundir import attempts
-from gpas_cli.store.snapshot import Snapshot
 
 HERE = Path(__file__).parent
 GRID = """\
@@ -62,7 +61,7 @@ class Pbs:
 
     def jobs(self) -> list[Path]:
         """Return the folders of all jobs, oldest first."""
-        return sorted(self.gpas.runs.glob(".pbs/*"), key=lambda place: (place / "job.sh").stat().st_mtime_ns)
+        return sorted(self.gpas.runs.glob(".pbs/*"), key=lambda place: (place / "submission.sh").stat().st_mtime_ns)
 
     def has_begun(self, name: str) -> bool:
         """Return whether the job of a cell has begun, and waits."""
@@ -79,14 +78,12 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(batch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.05)
     made = Face(tmp_path / "50%j of 'a' project", GRID)
-    # In place of a copy of the code: Python's own hook, by which the processes of jobs are fakes.
+    # Python's own hook, by which the processes of jobs are fakes.
+    (tmp_path / "hook").mkdir()
     hook = f"import gpas_cli.schedule.process\ngpas_cli.schedule.process.JOB = {FAKE_JOB!r}\n"
-    code = made.runs / ".code/c0de"
-    code.mkdir(parents=True)
-    replace_file(code / "sitecustomize.py", hook)
-    monkeypatch.setattr(batch, "snapshot", lambda runs, project, uses: Snapshot("c0de", code, {}))
+    (tmp_path / "hook/sitecustomize.py").write_text(hook)
     monkeypatch.chdir(made.folder)
     yield Pbs(made, server)
     (made.folder / "go").touch()
@@ -97,7 +94,7 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_grid_runs_on_pbs(pbs: Pbs) -> None:
     pbs.acts(s1="wait", s2="fail")
-    assert "qsub -N gpas-NAME -S /bin/sh" in pbs.run("--dry-run")
+    assert "qsub -N gpas-NAME -S /bin/bash" in pbs.run("--dry-run")
     assert "submitted 0.pbsvm, 1.pbsvm to pbs\n2 jobs submitted" in pbs.run()
     until(lambda: pbs.states() == ["running", "failed"])
     assert "0 jobs submitted, 1 already queued or running, 1 failed" in pbs.run()
@@ -128,23 +125,25 @@ def test_a_queued_job_is_shown_and_cancelled(pbs: Pbs) -> None:
 def test_a_killed_job_runs_again_and_so_does_one_that_pbs_has_lost(pbs: Pbs) -> None:
     pbs.acts(s1="killed", s2="wait")
     pbs.run()
-    until(lambda: pbs.states()[0] == "interrupted" and pbs.has_begun("s2"))
+    until(lambda: pbs.states()[0] == "failed" and pbs.has_begun("s2"))
+    assert len(attempts(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)) == 3
+    assert "3 attempts in a row made no progress" in pbs.cells()[0]["cause"]
     (job,) = (path for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] == "R")
     kill(json.loads(job.read_text())["pid"])  # the program of the job: nobody records how its process ends
     until(lambda: json.loads(job.read_text())["state"] == "F")
-    assert pbs.states() == ["interrupted", "running"]  # the process still holds its lock
-    (pbs.gpas.folder / "go").touch()
-    until(lambda: pbs.states() == ["interrupted", "done"])
+    until(lambda: pbs.states() == ["failed", "interrupted"])
     (pbs.server / "stopped").touch()
     pbs.acts()
     assert "1 job submitted" in pbs.run()
     (pbs.server / "jobs/2.json").unlink()
-    (cell, _) = pbs.cells()
+    (_, cell) = pbs.cells()
     assert (cell["state"], cell["cause"]) == (
-        "interrupted", f"the queue no longer has {pbs.jobs()[-1].name}; the next `gpas run grid` submits it",
+        "interrupted", f"PBS does not know {pbs.jobs()[-1].name}[0]; the next `gpas run grid` submits it",
     )  # fmt: skip
     (pbs.server / "stopped").unlink()
-    assert "2 done" in pbs.run("--wait")
+    pbs.run("--wait", expect=None)
+    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
+    assert pbs.states() == ["done", "done"]
 
 
 def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +204,7 @@ def test_a_setup_that_fails_is_a_failure(pbs: Pbs) -> None:
     pbs.gpas.edit("    axes:", "    resources: {setup: ['echo no such module', 'false']}\n    axes:")
     pbs.run("--where", "seed=1")
     until(lambda: pbs.states() == ["failed", "missing"])
-    assert pbs.cells()[0]["cause"] == "resources.setup failed: no such module"
+    assert pbs.cells()[0]["cause"].startswith("resources.setup failed with exit 1 in its line 2 (")
     assert "| no such module" in pbs.gpas("logs", "s1").out
 
 
@@ -216,13 +215,13 @@ def test_a_later_stage_waits_for_its_parent(pbs: Pbs) -> None:
     (pbs.server / "stopped").touch()
     assert "4 jobs submitted" in pbs.run()
     after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()]
-    assert after == [None, "depend=afterok:0.pbsvm", None, "depend=afterok:2.pbsvm"]
+    assert after == [None, None, "depend=afterok:0.pbsvm", "depend=afterok:1.pbsvm"]
     keys = [stage.key for stage in pbs.gpas.entry("s2", "toy").cell.stages]
     assert observe(pbs.gpas.runs, keys[1]).evidence == "PBS 3.pbsvm held (until the jobs before it have ended)"
     (pbs.server / "stopped").unlink()
     until(lambda: pbs.states() == ["done", "failed"])
     found = until(lambda: (now := observe(pbs.gpas.runs, keys[1])).state == "cancelled" and now)
-    assert (found.cause, found.blocker) == ("its training toy/s2 is failed", keys[0])
+    assert (found.cause.partition(";")[0], found.blocker) == ("its training toy/s2 failed (no luck)", keys[0])
     assert "0 jobs submitted, 2 failed or cancelled earlier" in pbs.run()
     pbs.acts()
     assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
@@ -237,8 +236,8 @@ def test_what_waits_for_a_removed_job_is_submitted_again(pbs: Pbs) -> None:
     pbs.run()
     pbs.gpas("cancel", "s1", "--yes")
     left = [path.stem for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] != "F"]
-    assert sorted(left) == ["2", "3"]  # what waited for the job of s1 went with it
-    assert fake_pbs.qdel(fake_pbs.Server(pbs.server), ["2"]) == 0  # by hand
+    assert sorted(left) == ["1", "3"]  # what waited for the job of s1 went with it
+    assert fake_pbs.qdel(fake_pbs.Server(pbs.server), ["1"]) == 0  # by hand
     assert pbs.states() == ["cancelled", "missing"]
     assert "2 jobs submitted, 2 failed or cancelled" in pbs.run()
     after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()[4:]]
@@ -269,11 +268,11 @@ RESOURCES = Resources(cpus=8, mem="48G", time="1-02:30:00", partition="gpu", acc
 )
 def test_a_job_asks_for_what_its_stage_needs(asked: Resources, wanted: str) -> None:
     settings = scheduler.Settings(options=("-P", "a b"))
-    words = scheduler.arguments(settings, asked, "gpas-1", ("7.a", "8.a"))
-    fixed = ["-N", "gpas-1", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null"]
+    words = scheduler.arguments(settings, asked, ("7.a", "8.a"))
+    fixed = ["-S", "/bin/bash", "-j", "oe", "-o", "/dev/null"]
     assert words == [*fixed, *wanted.split(), "-W", "depend=afterok:7.a:8.a", "-P", "a b"]
     with pytest.raises(GpasError, match="records do not have its values"):
-        scheduler.arguments(settings, replace(asked, setup=("***",)), "gpas-1", ())
+        scheduler.arguments(settings, replace(asked, setup=("***",)), ())
 
 
 def test_the_answer_of_a_real_server_is_read() -> None:

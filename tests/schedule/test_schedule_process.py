@@ -26,6 +26,7 @@ from launching import (
     scheduler,
     seen,
     states,
+    through,
     until,
     working,
 )
@@ -36,14 +37,15 @@ from gpas_cli.events import Phase
 from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
+from gpas_cli.schedule.batch import submission
 from gpas_cli.schedule.local import LocalScheduler
 from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.process import Cancelling, job_environment, record_exit, token
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
 from gpas_cli.schedule.scheduler import cancel, choose
-from gpas_cli.schedule.slurm import client, submission
-from gpas_cli.schedule.slurm.allocation import ElementStart
+from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+from gpas_cli.schedule.slurm.supervisor import SlurmStart
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import process_path
 from gpas_cli.state.claims import Submitter, claim_path, write_claim
@@ -82,7 +84,7 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     cells = [entry("wait", 1), entry("wait", 2), entry("wait", 3)]
     first = scheduler(project, *cells, at_once=1)
     summaries = []
-    thread = threading.Thread(target=lambda: summaries.append(first.run()))
+    thread = threading.Thread(target=lambda: summaries.append(through(first)))
     thread.start()
     until(working(project, cells[0]))
     until(seen(project, cells[1], "queued"))
@@ -280,7 +282,7 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     code = Snapshot("c0de", project.runs / ".code/c0de", {"commit": "a" * 40, "dirty": False})
     submitter = Submitter(project.runs)
     old = OLD / ".slurm/gpas-toy-0123456789ab"
-    made = submission.record(project, "gpas-g-0", [[JOB]], code, submitter, {JOB.key})
+    made = submission.record(project.runs / ".slurm/gpas-g-0", project, [[JOB]], code, submitter, {JOB.key})
     made.submitted("7")
     for name in ("submission.json", "job.json", "elements.jsonl"):
         assert same_fields(made.folder / name, old / name)
@@ -288,7 +290,7 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     claim = read_json(claim_path(project.runs, JOB.key))
     assert claim.pop("scheduler") == "slurm"  # version 1 did not write it
     assert list(claim) == list(read_json(claim_path(OLD, KILLED)))
-    start = ElementStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
+    start = SlurmStart(made.folder, {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"})
     (job,) = start.jobs
     first = start.create_attempt(job)
     record_exit(first, None, 9)

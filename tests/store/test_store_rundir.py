@@ -18,7 +18,7 @@ from face import Face, alive
 import gpas_cli
 from gpas_cli import trust
 from gpas_cli.errors import GpasError, StoreError
-from gpas_cli.schedule.slurm.script import _VERIFY
+from gpas_cli.schedule.batch.script import _VERIFY
 from gpas_cli.store import rundir
 from gpas_cli.store.rundir import all_attempts, attempts, read_json, stage_dir, write_json
 from gpas_cli.store.snapshot import (

@@ -133,14 +133,12 @@ class Process:
 class Spawner:
     """A launcher of attempts on this machine. The attempt directory is appended to `command`.
 
-    `author` is the process or the submission that the attempts name. Jobs of a batch system, the `executor`, stay in
-    the session of this process, whose processes that system may end.
+    `author` is the process that the attempts name.
     """
 
     project: Project
     author: Author
     command: Sequence[str] = JOB
-    executor: str = LOCAL
 
     def start(self, stage: StageRecord, code: Snapshot, lease: Lease, *, reduce: bool = False) -> Process:
         """Create the next attempt at a stage and start its process, which inherits its slots and its alive.lock.
@@ -168,20 +166,16 @@ class Spawner:
     def _launch(self, attempt: AttemptDir, code: Snapshot, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
         with append_regular(attempt.log_path) as log:
             return subprocess.Popen(
-                [*self.command, str(attempt.path)],
-                cwd=self.project.config.parent,
+                [*self.command, str(attempt.path)], cwd=self.project.config.parent,
                 env=job_environment(code.path, {**lease.variables, **self.project.variables}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(alive, *lease.fds),
-                start_new_session=self.executor == LOCAL,  # Ctrl-C or closing the terminal does not signal the jobs
-            )
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(alive, *lease.fds),
+                start_new_session=True,  # Ctrl-C or closing the terminal does not signal the jobs
+            )  # fmt: skip
 
     def _record(self, stage: StageRecord, code: Snapshot, lease: Lease) -> AttemptRecord:
         root = self.project.config.parent
         return AttemptRecord.of(
-            stage, executor=self.executor, created=time.time(), code=code.code, git=dict(code.git),
+            stage, executor=LOCAL, created=time.time(), code=code.code, git=dict(code.git),
             submitter=self.author, devices=tuple(lease.devices), cache=str(self.project.cache), root=str(root),
             threads=lease.threads,
         )  # fmt: skip

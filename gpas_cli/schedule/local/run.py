@@ -53,7 +53,7 @@ class _StageRun:
 
 
 class LocalRun:
-    """One run of a request's stages on this machine: `submit`, then `follow`; `run` does both.
+    """One run of a request's stages on this machine: `submit`, then `follow`.
 
     Raises GpasError before anything starts if a job can never run here.
     """
@@ -74,11 +74,6 @@ class LocalRun:
         self._stops_carried_out = 0
         self._starved = False
         self._next_tick = 0.0
-
-    def run(self) -> RunSummary:
-        """Submit, and wait until every stage has ended."""
-        self.submit()
-        return self.follow()
 
     def stop(self) -> None:
         """Ask this run's jobs to save and exit, and start no more; the second call kills them. Safe in a handler."""

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpas_cli.schedule.batch import submission
+from gpas_cli.schedule.batch.view import WHOLE
 from gpas_cli.schedule.scheduler import ProfileUse
-from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.client import answer, seconds
-from gpas_cli.schedule.slurm.job import NEVER, WHOLE, Job, indices, moment, plain
+from gpas_cli.schedule.slurm.job import NEVER, Job, indices, moment, plain
 from gpas_cli.words import grouped
 
 _FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
@@ -40,9 +41,9 @@ def _accounted(since: Mapping[str, float], fields: Sequence[str], *options: str)
     return [row for row in rows if len(row) == len(fields)]
 
 
-def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
-    """Return the use of the ended jobs of these stages. Raises SlurmError if accounting does not answer."""
-    made = [found for entry in submission.folder(runs).glob("gpas-*") if (found := submission.find(runs, entry.name))]
+def used_by_profile(place: Path, keys: Collection[str]) -> list[ProfileUse]:
+    """Return the use of the ended jobs of these stages, given the folder of all submissions. Raises SlurmError."""
+    made = [found for folder in place.glob("gpas-*") if (found := submission.find(folder))]
     ours = [one for one in made if any(key in keys for element in one.record.keys for key in element)]
     if not ours:
         return []

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 
 from gpas_cli.errors import GpasError
+from gpas_cli.schedule.batch.submission import BatchError
 from gpas_cli.schedule.process import without_secrets
 
 _TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
@@ -16,27 +17,15 @@ _DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "S
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 # In what a program says, if it could not reach the controller.
 _UNREACHED = (
-    "unable to contact slurm controller",
-    "socket timed out",
-    "connection refused",
-    "connection timed out",
-    "transport endpoint is not connected",
-    "communication",
-    "temporarily unable",
-    "zero bytes were transmitted",
-    "protocol authentication error",
-    "could not establish a configuration source",
-    "no route to host",
+    "unable to contact slurm controller", "socket timed out", "connection refused", "connection timed out",
+    "transport endpoint is not connected", "communication", "temporarily unable", "zero bytes were transmitted",
+    "protocol authentication error", "could not establish a configuration source", "no route to host",
     "unable to establish",
-)
+)  # fmt: skip
 
 
-class SlurmError(GpasError):
-    """A SLURM command failed. `answered`: the scheduler itself refused, rather than being unreachable."""
-
-    def __init__(self, message: str, *, answered: bool):
-        super().__init__(message)
-        self.answered = answered
+class SlurmError(BatchError):
+    """A SLURM command failed."""
 
 
 def _environment(environ: Mapping[str, str] = os.environ, drop: Collection[str] = ()) -> dict[str, str]:

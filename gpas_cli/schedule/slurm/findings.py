@@ -29,7 +29,7 @@ from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, probe, script
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
 from gpas_cli.schedule.slurm.job import ENDED, plain
-from gpas_cli.schedule.slurm.submission import last_log_line
+from gpas_cli.schedule.slurm.queue import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import end_of
@@ -95,8 +95,7 @@ def _submit(project: Project, asked: _NodeProbe, resources: Resources, lock: Pat
     path = asked.log.with_suffix(".sh")
     path.write_text(script.single(project, asked.name, asked.log, resources, shlex.join(words)))
     try:
-        drop = script.overriding(path.read_text())
-        client.run("sbatch", f"--job-name={asked.name}", str(path), drop=drop)
+        client.run("sbatch", f"--job-name={asked.name}", str(path), drop=script.overriding(path.read_text()))
     except SlurmError as error:
         asked.problem = str(error)
 

@@ -4,13 +4,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpas_cli.state.status import SchedulerJob
+from gpas_cli.schedule.batch.view import VANISHED, BatchJob
 
-# Yet to run, whatever happened before: SLURM starts these by itself, or once they are released.
-_WAITING = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+# Yet to run, whatever happened before: SLURM starts these by itself, or once they are released.
+_WAITING = _HELD | {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESV_DEL_HOLD"}
 _SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
 NEVER = "DependencyNeverSatisfied"  # a pending reason
 # Has processes, or may have some. COMPLETING may become PENDING again.
@@ -19,7 +17,6 @@ _AT_WORK = _SUSPENDED | {"RUNNING", "COMPLETING", "SIGNALING", "RESIZING", "STAG
 INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
 MEMORY = "OUT_OF_MEMORY"
 CANCELLED = "CANCELLED"
-VANISHED = "VANISHED"  # not SLURM's: it no longer reports the job, and why is not certain
 ENDED = INTERRUPTED | {"COMPLETED", "FAILED", CANCELLED, VANISHED, "DEADLINE", MEMORY}
 
 
@@ -44,7 +41,7 @@ def is_held(state: str, reason: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Job(SchedulerJob):
+class Job(BatchJob):
     """One array element. Times are unix times, 0 if SLURM reports none.
 
     `place` is its position among the jobs that this user may see, by the scheduler's priority; 0 if it is not in line
@@ -54,6 +51,10 @@ class Job(SchedulerJob):
     end: float = 0.0
     exit: str = ""
     restarts: int = 0
+
+    @property
+    def array(self) -> str:
+        return self.id.partition("_")[0]
 
     @property
     def ended(self) -> bool:
@@ -86,7 +87,6 @@ class Job(SchedulerJob):
 
 
 Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
-WHOLE = -1  # stands for every index of an array without a separate record
 
 
 def indices(job_id: str) -> Iterator[int]:

@@ -1,241 +1,107 @@
-"""The scheduler of a SLURM cluster: `gpas run` submits job arrays and exits.
+"""The scheduler of a SLURM cluster."""
 
-With --wait, it stays: it fills the queue as room permits and resubmits interrupted jobs until all have ended.
-"""
-
+import re
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.errors import GpasError, explain
-from gpas_cli.period import Period
-from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import with_texts
 from gpas_cli.project import Project
-from gpas_cli.schedule.process import Cancelling
-from gpas_cli.schedule.scheduler import (
-    Ending,
-    Finding,
-    ProfileUse,
-    RunRequest,
-    RunSnapshot,
-    RunSummary,
-    Scheduler,
-    Submitted,
-    reason_of,
-    summarise,
-)
-from gpas_cli.schedule.slurm import automatic, client
+from gpas_cli.schedule.batch.scheduler import LOOKUP_SECONDS, BatchRun, BatchScheduler
+from gpas_cli.schedule.batch.submission import Array, Submission, faulty_nodes
+from gpas_cli.schedule.scheduler import ProfileUse, RunRequest
+from gpas_cli.schedule.slurm import automatic, client, queue, script, squeue
 from gpas_cli.schedule.slurm.accounting import used_by_profile
+from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.job import Job
-from gpas_cli.schedule.slurm.queue import SlurmView, state_of
-from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs, ranges
+from gpas_cli.schedule.slurm.queue import ended
 from gpas_cli.spec.run import Resources
-from gpas_cli.state.cancellation import request, requested
-from gpas_cli.state.claim_set import CLAIMABLE
-from gpas_cli.state.claims import Claim
-from gpas_cli.state.observe import observe
-from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus, StageStatus
-from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import stage_dir
-from gpas_cli.structure import to_mapping
-from gpas_cli.words import count
+from gpas_cli.state.claims import SLURM, Claim
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.snapshot import Snapshot
 
-_POLL_SECONDS = 5.0  # between two checks of the stages
-_RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
+_ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
+# States that the node caused: the job is run again on another one.
+_NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
+_JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
 
 
-class _SlurmRun:
-    """The jobs submitted by one `gpas run`. `stop` only stops the waiting: the jobs belong to SLURM."""
+class SlurmScheduler(BatchScheduler):
+    """The scheduler of a SLURM cluster."""
 
-    def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
-        self.submitter = submitter
-        self.submitted = submitted
-        self._request = submitter.request
-        self._reporter = submitter.request.reporter
-        self._seen = dict(submitted.seen)
-        self._held = set[str]()  # notices given about jobs that are held
-        self._stopped = False
-        self._resubmission = Period(_RESUBMIT_SECONDS, at_once=False)
-        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
-
-    def stop(self) -> None:
-        """Stop waiting. Safe in a signal handler."""
-        self._stopped = True
-
-    def follow(self) -> RunSummary:
-        """Wait until every stage that can be run has ended. Return the summary."""
-        while not self._stopped:
-            self._observe()
-            states = {key: self._seen[key].state for key in self.submitter.jobs}
-            resubmittable = [key for key, state in states.items() if state in CLAIMABLE and not self._tried_enough(key)]
-            if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
-                resubmittable and self._any_can_run(resubmittable)
-            ):
-                break
-            if resubmittable and self._resubmission.is_over():
-                self._submit()
-            time.sleep(_POLL_SECONDS)
-        self._observe()
-        endings = {key: Ending(status, reason_of(status)) for key, status in self._seen.items()}
-        return summarise(self._request.entries, endings)
-
-    def _observe(self) -> None:
-        alive = SchedulerView(self.submitter.project.runs)
-        ended = False
-        for key, job in self._jobs.items():
-            before = self._seen.get(key)
-            self._seen[key] = observe(alive.runs, key, alive)
-            if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
-                self._reporter.finished(job, self._seen[key])
-                ended = True
-        if ended and (problem := self._request.ingest()):
-            self._reporter.notice(problem)
-        for line in held_jobs(self._jobs, self._seen):
-            if line not in self._held:
-                self._held.add(line)
-                self._reporter.notice(line)
-        self._reporter.tick(self._snapshot())
-
-    @property
-    def _jobs(self) -> dict[str, StageJob]:
-        return {**self.submitter.texts, **self.submitter.jobs}
-
-    def _tried_enough(self, key: str) -> bool:
-        """Return whether the stage was resubmitted `retries` times without SLURM starting an attempt at it."""
-        return self._tries[key, self._seen[key].attempt] >= self.submitter.jobs[key].resources.retries
-
-    def _any_can_run(self, keys: list[str]) -> bool:
-        """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
-        states = {key: seen.state for key, seen in self._seen.items()}
-        parents = (self._jobs[key].after for key in keys)
-        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
-
-    def _submit(self) -> None:
-        try:
-            done = self.submitter.submit(again=True)
-        except (GpasError, OSError) as error:  # the next attempt may succeed
-            self._reporter.notice(str(error))
-            return
-        keys = (key for batch in done.batches for element in batch.keys for key in element if key in self._seen)
-        self._tries.update((key, self._seen[key].attempt) for key in keys)
-        if done.jobs:
-            self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
-
-    def _snapshot(self) -> RunSnapshot:
-        jobs = [(job, self._seen[key]) for key, job in self._jobs.items() if key in self._seen]
-        return RunSnapshot(
-            running=tuple((job, seen) for job, seen in jobs if seen.state == "running"),
-            waiting=tuple(job for job, seen in jobs if seen.state == "queued"),
-            ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
-        )
-
-
-_TOGETHER = 1000  # elements of one array in a call of scancel
-
-
-def _cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool, str]]:
-    """Write a request for each stage, and remove from the queue the jobs that have nothing else to run.
-
-    Return by key whether the request was written, and what was done. The queue of `view` must have been queried just
-    now. The requests are written first and are sufficient: if SLURM does not answer, a job starts, reads the request
-    and exits.
-    """
-    done: dict[str, tuple[bool, str]] = {}
-    for key in stages:
-        try:
-            request(stage_dir(view.runs, key))
-        except UNREADABLE as error:
-            done[key] = False, f"could not be cancelled: {explain(error)}"
-    idle: dict[str, dict[str, int]] = {}  # array -> key -> index of its job, which has nothing else to run
-    for key, claim in stages.items():
-        job, array = view.job_of(claim), view.made(claim.submission)
-        if key in done:
-            continue
-        if job is None or job.ended or job.state == "RUNNING":
-            alive = job and not job.ended
-            done[key] = True, "its job will save and exit within seconds" if alive else "its job will skip this cell"
-        elif not array or all(key == other or requested(view.runs, other) for other in array.record.keys[claim.index]):
-            idle.setdefault(job.id.partition("_")[0], {})[key] = claim.index
-        else:
-            done[key] = True, f"SLURM {job.id} runs its other cells without it"
-    for job_id, indices in idle.items():
-        done |= {key: (True, what) for key, what in _removed(job_id, indices)}
-    return done
-
-
-def _removed(array: str, indices: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Remove elements of an array from the queue. Yield what was done for each key."""
-    keys: Sequence[str] = sorted(indices, key=lambda key: indices[key])
-    for some in (keys[i : i + _TOGETHER] for i in range(0, len(keys), _TOGETHER)):
-        numbers = ranges(sorted({indices[key] for key in some}))
-        failed = ""
-        try:
-            # The id that the queue has just given for the name, since ids are reused after a crash. Given a name
-            # besides the id of one element, scancel (22.05) cancels the whole array.
-            client.run("scancel", f"{array}_{numbers}" if numbers.isdigit() else f"{array}_[{numbers}]")
-        except client.SlurmError as error:
-            failed = f"its job will exit when it starts ({error})"
-        for key in some:
-            yield key, failed or f"removed from the queue (SLURM {array}_{indices[key]})"
-
-
-class SlurmScheduler(Scheduler):
-    """The scheduler of a SLURM cluster. A claim counts while SLURM has, or may yet have, the job array it names."""
-
-    foreground = False
-
-    def __init__(self, scan: SchedulerView):
-        super().__init__(scan)
-        self._view = SlurmView(scan)
-
+    name, title = SLURM, "SLURM"
+    full = ("submit limit", "submitjob", "maxjobcount", "job count limit")
     require = staticmethod(client.require)
     automatic = staticmethod(automatic)
+    prepare = staticmethod(with_texts)
+    findings = staticmethod(findings)
 
-    def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
-        """Return the status of a stage from the queue. A claim without an array belongs to a submitting process."""
-        return state_of(self._view, key, last, claim) if claim.submission else self.scan.with_submitter(last, claim)
+    def options(self, project: Project, asked: Resources, after: Sequence[str] = ()) -> Mapping[str, Any]:
+        return script.parameters(asked)
 
-    def job_of(self, claim: Claim) -> Job | None:
-        return self._view.job_of(claim)
+    def script(self, request: RunRequest, array: Array, place: Path, code: Snapshot) -> str:
+        jobs = (self.seen[job.key].job for job in array.jobs if self.seen)
+        bad = {job.nodes for job in jobs if job and job.state in _NODE_FAULTS and job.nodes}
+        bad |= {node for job in array.jobs for node in faulty_nodes(self.runs, job.key)}
+        asked, indices = array.first.resources, script.spec(array, request.at_once)
+        after, exclude = script.dependency(array), ",".join(sorted(bad))
+        return script.text(request.project, asked, place, code, indices, after, exclude)
 
-    def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
-        made = self._view.made(claim.submission)
-        jobs = made.element(claim.index) if made else []
-        return next((to_mapping(job) for job in jobs if job.key == key), {})
+    def start(self, request: RunRequest, array: Array, made: Submission) -> str:
+        # Name and indices are on the command line, where no environment variable can override them.
+        path, indices = made.folder / "submission.sh", script.spec(array, request.at_once)
+        words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
+        try:
+            output = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
+        except SlurmError as error:
+            # Also after a refusal, but without waiting: a site's plugin may fail when SLURM has the array.
+            job = _look_for(made.name, 0.0 if error.answered else LOOKUP_SECONDS)
+            if error.answered and not job:
+                raise
+            request.reporter.notice(f"{error}; {'found' if job else 'did not find'} the array in the queue")
+            return job
+        # A site's wrapper around sbatch may print further lines before and after the job id.
+        found = _JOB_ID.findall(output)
+        return found[0] if len(found) == 1 else _look_for(made.name)
 
-    def log_of(self, claim: Claim) -> Path | None:
-        made = self._view.made(claim.submission)
-        return made.log(claim.index) if made else None
+    def remove(self, array: str, indices: Sequence[int]) -> None:
+        # The id that the queue has just given for the name, since ids are reused after a crash. Given a name
+        # besides the id of one element, scancel (22.05) cancels the whole array.
+        numbers = script.ranges(indices)
+        client.run("scancel", f"{array}_{numbers}" if numbers.isdigit() else f"{array}_[{numbers}]")
 
-    def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:
-        submitted = [(status, claim) for status, claim in stages if claim.submission]
-        done = _cancel(self._view, {status.key: claim for status, claim in submitted})
-        # A `gpas run` has just claimed the other stages to submit them.
-        others = super().cancel([(status, claim) for status, claim in stages if not claim.submission])
-        return [*others, *(Cancelling(status, *done[status.key]) for status, _ in submitted)]
+    def largest(self) -> int:
+        """Return the maximum number of elements of an array, SLURM's default if it does not answer."""
+        size = ""
+        with suppress(SlurmError):
+            size = client.configuration().get("MaxArraySize", "")
+        return max(1, int(size)) if size.isdigit() else _ASSUMED_ARRAY
 
-    def machine(self) -> Machine:
-        return Cluster()
+    def current(self, max_age_seconds: float | None = None) -> queue.Queue:
+        return queue.current(self.runs, max_age_seconds, line=self.scan.line)
 
-    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
-        return with_texts(project, jobs)
-
-    def submit(self, request: RunRequest) -> _SlurmRun:
-        submitter = ArraySubmitter(request)
-        return _SlurmRun(submitter, submitter.submit())
-
-    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
-        return findings(project, resources, nodes=nodes)
+    def ended(self, last: StageStatus, claim: Claim, job: Job, time: float) -> StageStatus:
+        return ended(self.place, last, claim, job, time)
 
     def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
-        return used_by_profile(self.scan.runs, keys)
+        return used_by_profile(self.place, keys)
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Yield the sbatch text of every array that would be submitted."""
-        for array, text in ArraySubmitter(RunRequest(project=project, entries=())).preview(jobs):
-            yield f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}\n{text}"
+        """Return the sbatch text of every array that would be submitted."""
+        return BatchRun(self, RunRequest(project=project, entries=())).preview(jobs)
+
+
+def _look_for(name: str, seconds: float = LOOKUP_SECONDS) -> str:
+    """Return the job id of an array after sbatch did not name it, "" if the queue does not have it in this time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(SlurmError):
+            for job in squeue.squeue({name}).get(name, {}).values():
+                return job.array
+        if time.monotonic() >= deadline:
+            return ""
+        time.sleep(1.0)

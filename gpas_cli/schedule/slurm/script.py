@@ -6,14 +6,16 @@ would report the job as failed.
 """
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.project import Project
+from gpas_cli.schedule.batch.script import preamble, python
+from gpas_cli.schedule.batch.submission import Array
 from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources, option
 from gpas_cli.store.snapshot import Snapshot
@@ -30,32 +32,6 @@ _VARIABLES = {
     "requeue": ("REQUEUE", "NO_REQUEUE"),
     "output": ("OUTPUT", "ERROR"),
 }
-# A line of the setup that fails ends the job, as `set -e` does, and gives its number, because its text may be a secret.
-# What fails inside a file that it sources does not count, unless the file fails as a whole. The shell's own messages
-# quote the setup and the path of Python, so the log is the user's alone.
-_CHECKED = (
-    "[ ! -f /dev/stdout ] || chmod 600 /dev/stdout; above=$LINENO; trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || "
-    '{ echo "resources.setup failed with exit $code in its line $((LINENO - above))"; exit 1; }\' ERR'
-)
-_UNCHECKED = "trap - ERR"
-# Compares the copy of the code with its name, a hash (`files.digest_of`), when the job starts and has imported
-# nothing from it. SLURM keeps this text since the submission.
-_VERIFY = """\
-import hashlib, os, sys
-root, code = sys.argv[1:]
-lines = []
-for folder, below, names in os.walk(root):
-    for path in (os.path.join(folder, name) for name in below + names):
-        regular = os.path.isfile(path) and not os.path.islink(path)
-        content = open(path, "rb").read() if regular else b""
-        empty = regular and not content and os.path.basename(path) == "__pycache__"
-        if not empty and (os.path.islink(path) or not os.path.isdir(path)):
-            name = os.path.relpath(path, os.path.join(root, "gpas_cli"))
-            lines.append((name, hashlib.sha256(content).hexdigest() if regular else "not a file"))
-text = "".join("%s\\0%s\\n" % line for line in sorted(lines))
-if hashlib.sha256(text.encode()).hexdigest()[:16] != code:
-    sys.exit(root + " has been changed since the job was submitted; delete it, and the next `gpas run` copies it again")
-"""
 # With these, sbatch would wait for the end of the job or for its start, or would only test the script.
 _NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
@@ -74,75 +50,55 @@ def parameters(resources: Resources) -> dict[str, Any]:
     problems += [Problem(("resources", name), fault) for name, fault in faults.items()]
     if problems:
         raise InvalidExperiments(problems)
-    resources = resources.first
+    asked = resources.first
     return {
-        "partition": resources.chosen_partition or None,
-        "account": resources.account or None,
-        "qos": resources.qos or None,
-        "constraint": resources.constraint or None,
-        "mem": resources.mem or None,
-        "time": resources.time or None,
-        "nodes": resources.nodes,
-        "ntasks_per_node": resources.processes // resources.nodes,
-        "cpus_per_task": resources.cpus_per_task,
-        "gpus_per_node": resources.gpus // resources.nodes or None,
-        "signal_delay_s": resources.notice,
-        "array_parallelism": resources.at_once or 10**6,
-        "setup": list(resources.setup),
-        "environment": list(resources.environment),
-        "python": resources.python,
-        "additional_parameters": dict(map(option, resources.sbatch)),
+        "partition": asked.chosen_partition or None,
+        **{name: getattr(asked, name) or None for name in ("account", "qos", "constraint", "mem", "time")},
+        "nodes": asked.nodes,
+        "ntasks_per_node": asked.processes // asked.nodes,
+        "cpus_per_task": asked.cpus_per_task,
+        "gpus_per_node": asked.gpus // asked.nodes or None,
+        "signal_delay_s": asked.notice,
+        "array_parallelism": asked.at_once or 10**6,
+        "additional_parameters": dict(map(option, asked.sbatch)),
     }
 
 
 def text(
-    project: Project,
-    place: Path,
-    code: Snapshot,
-    profile: Mapping[str, Any],
-    array: str,
-    dependency: str = "",
-    exclude: str = "",
+    project: Project, asked: Resources, place: Path, code: Snapshot, array: str, dependency: str = "", exclude: str = ""
 ) -> str:
     """Return the sbatch script of the submission in `place`.
 
     `array` has the indices in sbatch's form (0-9%4); `exclude` lists the nodes not to use.
     """
-    more: dict[str, Any] = {"array": array, "requeue": True, **profile["additional_parameters"]}
+    more: dict[str, Any] = {"array": array, "requeue": True, **dict(map(option, asked.sbatch))}
     if dependency:
         more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
     if exclude:
         more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
     log = f"{_literal(place)}/%A_%a_"
-    inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {_MODULE} {shlex.quote(str(place))}'
-    # An empty entry of PYTHONPATH is the working directory, from which jobs import nothing.
-    setup = [
-        f"{_python(profile)} -I -c {shlex.quote(_VERIFY)} {shlex.quote(str(code.path))} {code.code} || exit 1",
-        f'PYTHONPATH=$(printf %s:%s {shlex.quote(str(code.path))} "${{PYTHONPATH:-}}" | tr -s :)',
-        'export PYTHONSAFEPATH=1 PYTHONPATH="${PYTHONPATH%:}"',
-    ]
-    chosen = {**profile, "additional_parameters": more, "comment": f"gpas {code.code}"}
-    return _rendered(project, place.name, chosen, f"{log}0_log.out", setup, f"{log}%t_log.out", inner)
+    inner = f'trap "" USR2 TERM; exec {python(asked)} -u -P -m {_MODULE} {shlex.quote(str(place))}'
+    return _rendered(project, place.name, asked, more, f"{log}0_log.out", code, f"{log}%t_log.out", inner)
 
 
 def single(project: Project, name: str, log: Path, resources: Resources, words: str) -> str:
     """Return the sbatch script of one short task: Python runs `words` (quoted) as it runs jobs of these resources."""
-    profile = dict(parameters(resources.tiny("2G", "0:02:00")))  # enough to import torch
-    options = profile["additional_parameters"].items()
-    profile["additional_parameters"] = {option: value for option, value in options if not option.startswith("mail")}
+    asked = resources.tiny("2G", "0:02:00")  # enough to import torch
+    more = {name: value for name, value in map(option, asked.sbatch) if not name.startswith("mail")}
     output = _literal(log)
-    return _rendered(project, name, profile, output, [], output, f"exec {_python(profile)} -u -P {words}")
+    return _rendered(project, name, asked, more, output, None, output, f"exec {python(asked)} -u -P {words}")
 
 
 def _rendered(
-    project: Project, name: str, profile: Mapping[str, Any], log: str, setup: Sequence[str], output: str, inner: str
-) -> str:
+    project: Project, name: str, asked: Resources, more: Mapping[str, Any], log: str, code: Snapshot | None,
+    output: str, inner: str,
+) -> str:  # fmt: skip
     """Return the sbatch script that runs the shell command `inner` as the step of a job.
 
-    `log` and `output` are SLURM's file name patterns. This is the only place that goes beyond submitit's public API:
-    its `submit` pickles a Python function and calls sbatch itself, while we record the submission before sbatch, so
-    that a submitter that dies loses nothing. `_make_submission_file_text` only renders the script; a test pins our use
-    of it to submitit's newest release.
+    `more` has further options of sbatch; `log` and `output` are SLURM's file name patterns. This is the only place that
+    goes beyond submitit's public API: its `submit` pickles a Python function and calls sbatch itself, while we record
+    the submission before sbatch, so that a submitter that dies loses nothing. `_make_submission_file_text` only renders
+    the script; a test pins our use of it to submitit's newest release.
     """
     from submitit.slurm.slurm import SlurmExecutor
 
@@ -153,21 +109,12 @@ def _rendered(
         def affinity(cls) -> int:
             return 1
 
-    chosen = {key: value for key, value in profile.items() if key not in ("environment", "python")}
-    pairs = [variable.partition("=")[::2] for variable in profile["environment"]]
-    chosen |= {
+    chosen = parameters(asked) | {
         "job_name": name,
         "wckey": None,  # a site that enforces wckeys would refuse submitit's default
-        "additional_parameters": {
-            "chdir": str(project.config.parent),
-            "output": log,
-            **profile["additional_parameters"],
-        },
-        "setup": [
-            *([_CHECKED, *profile["setup"], _UNCHECKED] if profile["setup"] or profile["python"] else []),
-            *[f"export {name}={shlex.quote(value)}" for name, value in (*pairs, *project.variables.items())],
-            *setup,
-        ],
+        "comment": f"gpas {code.code}" if code else None,
+        "additional_parameters": {"chdir": str(project.config.parent), "output": log, **more},
+        "setup": preamble(project, asked, code),
         "stderr_to_stdout": True,
         "use_srun": False,  # submitit does not escape percent signs of the folder in its log patterns
     }
@@ -179,14 +126,10 @@ def _rendered(
         f"--output={output}",
         "--export=ALL",  # the job's environment, even if the site or the user makes sbatch pass none on
         # Since SLURM 22.05 srun does not inherit cpus-per-task; a rank that dies must not leave others waiting.
-        f"--cpus-per-task={profile['cpus_per_task']}",
+        f"--cpus-per-task={asked.cpus_per_task}",
         "--kill-on-bad-exit=1",
     ]
     return str(executor._make_submission_file_text(f"{shlex.join(step)} sh -c {shlex.quote(inner)}", ""))
-
-
-def _python(profile: Mapping[str, Any]) -> str:
-    return profile["python"] or shlex.quote(sys.executable)
 
 
 def _literal(path: Path) -> str:
@@ -200,3 +143,23 @@ def overriding(script: str) -> set[str]:
     options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
     names = [_VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
     return {*_NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
+
+
+def dependency(array: Array) -> str:
+    """Return what an array waits for, in sbatch's form: afterok:7_0:7_2, aftercorr:7; "" if nothing."""
+    if array.beside:
+        return f"aftercorr:{array.beside}"
+    return ":".join(("afterok", *(f"{place.job}_{place.index}" for place in array.after))) if array.after else ""
+
+
+def spec(array: Array, at_once: int | None) -> str:
+    """Return the indices of an array in sbatch's form: 0-9%4, 1,3-5."""
+    most = at_once or array.first.resources.at_once
+    return ranges(array.indices) + (f"%{most}" if most and most < len(array.indices) else "")
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Return ascending indices in SLURM's form: 0-9, 1,3-5."""
+    runs = groupby(enumerate(indices), key=lambda placed: placed[1] - placed[0])
+    ends = ([index for _, index in run] for _, run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
+from gpas_cli.schedule.batch.view import WHOLE
 from gpas_cli.schedule.slurm.client import answer
-from gpas_cli.schedule.slurm.job import ENDED, NEVER, WHOLE, Job, Jobs, indices, is_held, moment, plain
+from gpas_cli.schedule.slurm.job import ENDED, NEVER, Job, Jobs, indices, is_held, moment, plain
 
 # Pending reasons unrelated to queue position.
 _NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
@@ -98,18 +99,13 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
     shown, partition, _, reason, array, _, nodes, start, end, code, again = words
     state = plain(shown)
     if index.isdigit() or state in ENDED:
+        # The start that SLURM expected before the job was held no longer applies.
+        begin = 0.0 if is_held(state, reason) else moment(start)
         jobs.setdefault(name, {})[int(index) if index.isdigit() else WHOLE] = Job(
-            id=f"{array}_{index}" if index.isdigit() else array,
-            state=state,
-            reason=reason,
-            nodes=nodes.replace("(null)", ""),
-            # The start that SLURM expected before the job was held no longer applies.
-            start=0.0 if is_held(state, reason) else moment(start),
-            end=moment(end),
-            exit=_exit_words(code) if state in ENDED else "",
-            restarts=_number(again),
-            partition=_first(partition),
-        )
+            id=f"{array}_{index}" if index.isdigit() else array, state=state, reason=reason,
+            nodes=nodes.replace("(null)", ""), start=begin, end=moment(end),
+            exit=_exit_words(code) if state in ENDED else "", restarts=_number(again), partition=_first(partition),
+        )  # fmt: skip
 
 
 def _placed(jobs: Jobs, lines: _Lines) -> Jobs:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpas_cli.schedule.slurm import client, submission, submit
+from gpas_cli.schedule.batch import scheduler, submission
+from gpas_cli.schedule.slurm import client
 
 instant = sys.argv.pop(1)
 
@@ -53,10 +54,10 @@ def sbatch_left_running(*words: Any) -> bool:
     return False
 
 
-around(submit, "snapshot", at("claimed"), at("-"))
+around(scheduler, "snapshot", at("claimed"), at("-"))
 around(submission, "record", at("-"), at("recorded"))
-around(submit, "write_claim", at("script"), at("first-claim"))
-around(submit, "write_claim", at("-"), at("last-claim", 2))
+around(scheduler, "write_claim", at("script"), at("first-claim"))
+around(scheduler, "write_claim", at("-"), at("last-claim", 2))
 around(client, "run", sbatch("before-sbatch"), sbatch("after-sbatch"))
 around(client, "run", sbatch_left_running, at("-"))
 around(submission.Submission, "submitted", at("before-answer"), at("answer-recorded"))

@@ -11,9 +11,10 @@ from face import end
 from fake_slurm import TITLES, Programs, Site, row
 
 from gpas_cli.events import event_of
+from gpas_cli.schedule.batch import scheduler as slurm_run
+from gpas_cli.schedule.batch.view import WHOLE
 from gpas_cli.schedule.slurm import accounting, queue, squeue
-from gpas_cli.schedule.slurm import scheduler as slurm_run
-from gpas_cli.schedule.slurm.job import NEVER, WHOLE
+from gpas_cli.schedule.slurm.job import NEVER
 from gpas_cli.store.rundir import read_json, write_json
 
 

@@ -20,18 +20,22 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm import client, queue, submission
+from gpas_cli.schedule.batch import submission, supervisor
+from gpas_cli.schedule.batch.scheduler import arrays, levels
+from gpas_cli.schedule.batch.script import _CHECKED
+from gpas_cli.schedule.batch.submission import Array, ArrayIndex
+from gpas_cli.schedule.slurm import client, queue
 from gpas_cli.schedule.slurm.job import _AT_WORK, _WAITING, INTERRUPTED, Job, exit_words
-from gpas_cli.schedule.slurm.queue import Queue, SlurmView, state_of
-from gpas_cli.schedule.slurm.script import _CHECKED, _UNCHECKED, parameters, text
-from gpas_cli.schedule.slurm.submit import Array, ArrayIndex, arrays, levels
-from gpas_cli.schedule.slurm.supervisor import _Child
+from gpas_cli.schedule.slurm.queue import Queue
+from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
+from gpas_cli.schedule.slurm.script import dependency, parameters, spec, text
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import read_json
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.worker.ranks import record_failure
 
@@ -51,7 +55,7 @@ def job(key: int, *parents: int, kind: str = "pretrain", **resources: Any) -> St
 def sbatch_text(tmp_path: Path, **resources: Any) -> str:
     project = Project(tmp_path / "a b/experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
     code = Snapshot("c0de", tmp_path / "code", {})
-    return text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources(**resources)), "0-3%2")
+    return text(project, Resources(**resources), tmp_path / "runs/.slurm/gpas-g-1", code, "0-3%2")
 
 
 def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ def test_a_job_starts_only_with_the_code_that_was_submitted(
     shutil.copytree(copied.path, code.path, copy_function=os.link)
     change(code.path)
     project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
-    script = text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources()), "0")
+    script = text(project, Resources(), tmp_path / "runs/.slurm/gpas-g-1", code, "0")
     before = "\n".join(line for line in script.splitlines() if not line.startswith("srun "))
     done = subprocess.run(["bash"], input=f"{before}\necho started", capture_output=True, text=True)
     assert ("started" in done.stdout) is starts
@@ -156,11 +160,11 @@ def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
 
 def test_one_array_per_profile_within_the_limit() -> None:
     jobs = [job(i, gpus=i % 2, cpus=4) for i in range(1, 12)]
-    made = arrays(jobs, {}, largest=4)
+    made = arrays(jobs, {}, 4, parameters)
     assert sorted(len(array.elements) for array in made) == [1, 2, 4, 4]
     assert all(len({stage.resources.gpus for stage in array.jobs}) == 1 for array in made)
     assert all(array.indices == list(range(len(array.elements))) for array in made)
-    packed = arrays([job(i, pack=3) for i in range(1, 9)], {}, largest=100)
+    packed = arrays([job(i, pack=3) for i in range(1, 9)], {}, 100, parameters)
     assert [len(element) for element in packed[0].elements] == [3, 3, 2]
 
 
@@ -170,12 +174,12 @@ def test_children_wait_for_their_parents_in_slurm() -> None:
         [j.key for j in parents], [j.key for j in children],
     ]  # fmt: skip
     placed = {parent.key: ArrayIndex("7", i) for i, parent in enumerate(parents)}
-    (array,) = arrays(children, placed, 100)
-    assert array.dependency == "aftercorr:7"
-    assert array.spec(0) == "0,2"
+    (array,) = arrays(children, placed, 100, parameters)
+    assert dependency(array) == "aftercorr:7"
+    assert spec(array, 0) == "0,2"
     pupils = [job(20, 1), job(21, 1)]
-    (shared,) = arrays(pupils, placed, 100)
-    assert (shared.dependency, shared.spec(1)) == ("afterok:7_0", "0-1%1")
+    (shared,) = arrays(pupils, placed, 100, parameters)
+    assert (dependency(shared), spec(shared, 1)) == ("afterok:7_0", "0-1%1")
 
 
 def test_trainings_depend_on_their_text_and_pupils_on_their_teachers() -> None:
@@ -185,16 +189,16 @@ def test_trainings_depend_on_their_text_and_pupils_on_their_teachers() -> None:
     assert [[j.key for j in level] for level in levels([text, *teachers, pupil])] == [
         [text.key], [j.key for j in teachers], [pupil.key],
     ]  # fmt: skip
-    (array,) = arrays(teachers, {text.key: ArrayIndex("7", 0)}, 100)
-    assert array.dependency == "afterok:7_0"
+    (array,) = arrays(teachers, {text.key: ArrayIndex("7", 0)}, 100, parameters)
+    assert dependency(array) == "afterok:7_0"
     assert [len(element) for element in array.elements] == [2, 1]
 
 
 def test_a_halved_array_keeps_its_dependency() -> None:
     elements = tuple((job(i),) if i != 3 else () for i in range(1, 7))
-    first, second = Array(elements, "afterok:7_0").halves()
-    assert (first.spec(0), second.spec(0), second.dependency) == ("0-1", "0-2", "afterok:7_0")
-    first, second = Array(elements, "aftercorr:7").halves()
+    first, second = Array(elements, (ArrayIndex("7", 0),)).halves()
+    assert (spec(first, 0), spec(second, 0), dependency(second)) == ("0-1", "0-2", "afterok:7_0")
+    first, second = Array(elements, beside="7").halves()
     assert {i: first.elements[i] for i in first.indices} | {i: second.elements[i] for i in second.indices} == {
         i: element for i, element in enumerate(elements) if element
     }
@@ -202,8 +206,8 @@ def test_a_halved_array_keeps_its_dependency() -> None:
 
 def test_index_lists_have_the_form_of_sbatch() -> None:
     some, none = (job(1),), ()
-    assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
-    assert Array((some,)).spec(4) == "0"
+    assert spec(Array((some, some, none, some, none, some, some)), 2) == "0-1,3,5-6%2"
+    assert spec(Array((some,)), 4) == "0"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +222,7 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
 def test_a_failing_line_of_the_setup_is_numbered(tmp_path: Path, setup: list[str], wanted: str) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")
     lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup
-    whole = "\n".join([_CHECKED, *lines, _UNCHECKED, "false", "echo reached"])
+    whole = "\n".join([_CHECKED, *lines, "trap - ERR", "false", "echo reached"])
     (tmp_path / "script").write_text(whole)
     done = subprocess.run(["bash", str(tmp_path / "script")], capture_output=True, text=True)
     assert done.stdout.strip().splitlines()[-1] == (wanted or "reached")
@@ -236,11 +240,18 @@ def test_a_lost_answer_is_not_a_refusal() -> None:
         assert not client._failure("sbatch", said).answered
 
 
-class Asked(SlurmView):
+class Asked(SlurmScheduler):
     """A scheduler with one fixed answer, and a dead submitter."""
 
+    def __init__(self, scan: SchedulerView, answer: Queue):
+        super().__init__(scan)
+        self.answer = answer
+
+    def current(self, max_age_seconds: float | None = None) -> Queue:
+        return self.answer
+
     def queue_after(self, claim: Claim) -> Queue:
-        return self.queue
+        return self.answer
 
 
 def judged(
@@ -254,7 +265,7 @@ def judged(
         submitter="host-1-abc", host="host", pid=1, time=time.time() - 60, submission="gpas-g-1", after=after,
         scheduler="slurm",
     )  # fmt: skip
-    return state_of(Asked(SchedulerView(tmp_path), answer), KEY, last, claim)
+    return Asked(SchedulerView(tmp_path), answer).state_of(KEY, last, claim)
 
 
 def test_stages_after_a_failed_parent_are_cancelled_with_the_reason(tmp_path: Path) -> None:
@@ -329,10 +340,16 @@ def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None
     """Its log may end with warnings that torch prints as the process exits."""
     made = make_attempt(tmp_path, KEY, {})
     (made.path / "log-rank1.txt").write_text("Traceback\nWarning: destroy_process_group() was not called\n")
-    child = _Child(made, None, None, 0.0)  # type: ignore[arg-type]
-    assert child.why_failed(1) == "rank 1: Warning: destroy_process_group() was not called"
+    process = subprocess.Popen(["false"])
+    watch = supervisor._PeerSupervisor(SimpleNamespace(rank=1, memory=0))  # type: ignore[arg-type]
+    child = supervisor._Child(made, None, process, 0.0)  # type: ignore[arg-type]
+    watch._report(child)
+    report = made.path / "rank1.json"
+    assert read_json(report)["error"] == "rank 1: Warning: destroy_process_group() was not called"
+    report.unlink()
     record_failure(made, 1, "out of memory: 4 rows at once do not fit the device")
-    assert child.why_failed(1) == "process 1: out of memory: 4 rows at once do not fit the device"
+    watch._report(child)
+    assert read_json(report)["error"] == "process 1: out of memory: 4 rows at once do not fit the device"
 
 
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from fake_slurm import Programs
 from forking import Forked
 from slurm_toy import INSTANTS, SlurmToy, die_at, gated, wait
 
-from gpas_cli.schedule.slurm import allocation, supervisor
-from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch, _limit
+from gpas_cli.schedule.batch import element, supervisor
+from gpas_cli.schedule.batch.element import MemoryWatch
+from gpas_cli.schedule.slurm.supervisor import SlurmStart, _limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Submitter, write_claim
@@ -214,13 +215,14 @@ JOB = Path(__file__).with_name("supervised_job.py")
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from gpas_cli.schedule.slurm import allocation, supervisor
+from gpas_cli.schedule.batch import element, supervisor
+from gpas_cli.schedule.slurm.supervisor import SlurmStart
 supervisor.JOB = (sys.executable, "-S", sys.argv[2])
 supervisor._POLL_SECONDS = 0.02
 if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
     counts = iter(range(1000))
-    allocation._kernel_kills = lambda: next(counts)
-sys.exit(supervisor.main(Path(sys.argv[1])))
+    element._kernel_kills = lambda: next(counts)
+sys.exit(supervisor.main(Path(sys.argv[1]), SlurmStart))
 """
 
 
@@ -257,7 +259,7 @@ def test_a_requeued_job_is_not_reduced_again_for_the_memory_of_an_earlier_one(tm
     made = make_attempt(tmp_path / "runs", KEY, {"resources": {"micro_batch": 8}})
     supervise(tmp_path, "done", reduce=True)
     place = tmp_path / "runs/.slurm" / NAME
-    start = ElementStart(place, {"SLURM_ARRAY_TASK_ID": "0"})
+    start = SlurmStart(place, {"SLURM_ARRAY_TASK_ID": "0"})
     assert made.number == 1
     assert facts(tmp_path)[1]["resources"]["micro_batch"] == 4
     assert facts(tmp_path)[1]["retry"]["why"] == "out of memory; now 4 rows at a time"
@@ -334,8 +336,8 @@ def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -
 
 
 def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
-    monkeypatch.setattr(allocation, "_resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
+    watch = MemoryWatch(100 << 20)
+    monkeypatch.setattr(element, "_resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
     watch.measure([1])
     assert watch.evidence() == ""
     watch.measure([1, 2])
@@ -358,9 +360,9 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     place = tmp_path / "mount" / file
     place.parent.mkdir(parents=True)
     place.write_text(text)
-    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    assert element._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
     place.unlink()
-    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
+    assert element._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
 
 
 def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +370,7 @@ def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypa
     attempt = make_attempt(tmp_path, KEY)
     process = subprocess.Popen(["sh", "-c", "exit 75"])
     process.wait()
-    start = SimpleNamespace(environ={}, tasks=2, jobs=[None], runs=tmp_path)
+    start = SimpleNamespace(memory=0, tasks=2, jobs=[None], runs=tmp_path)
     watch = supervisor._RankZeroSupervisor(start)  # type: ignore[arg-type]
     job = ElementRecord.of(attempt.read_attempt(), threads=1)
     watch.children = [supervisor._Child(attempt, job, process, time.monotonic())]  # type: ignore[arg-type]

@@ -1,42 +1,46 @@
-"""Submission of stages to SLURM: claim every unclaimed stage, record the submission, call sbatch.
+"""The scheduler of a batch system: `gpas run` submits jobs and exits.
+
+With --wait, it stays: it fills the queue as room permits and resubmits interrupted jobs until all have ended.
+
+A submission claims every unclaimed stage, records what it submits, and hands it to the batch system.
 
 This process may die at any instant. Its own claims lapse with it; the claims of a recorded submission are valid as long
 as the queue has, or may yet have, the array of that name.
 
 A job array has the stage jobs of one resource profile, as many as the scheduler allows. A job whose parent has yet to
-run waits for it in SLURM. If every parent has one child of the kind, element i of the children's array waits for
-element i of the parents' (aftercorr); otherwise the children of the same parents form an array that waits for all of
-these (afterok).
+run waits for it in the queue. If every parent has one child of the kind, element i of the children's array waits for
+element i of the parents'; otherwise the children of the same parents form an array that waits for all of these.
 """
 
 import json
-import re
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
+from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.plan.texts import how_far, with_texts
+from gpas_cli.plan.texts import how_far
 from gpas_cli.plan.trunks import jobs_of
+from gpas_cli.schedule import scheduler as base
+from gpas_cli.schedule.batch import submission
+from gpas_cli.schedule.batch.submission import Array, ArrayIndex, BatchError, Submission
+from gpas_cli.schedule.batch.view import BatchView
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, next_step, reached_limit
-from gpas_cli.schedule.scheduler import JobBatch, RunRequest, Submitted
-from gpas_cli.schedule.slurm import client, queue, script, squeue, submission
-from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.submission import Submission, faulty_nodes
+from gpas_cli.schedule.scheduler import RunRequest, Submitted
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claim_set import CLAIMABLE, RETRIABLE, ClaimSet
-from gpas_cli.state.claims import SLURM, claim_path, read_claim, write_claim
+from gpas_cli.state.claims import claim_path, read_claim, write_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.usage import end_of as end_of_attempt
@@ -46,75 +50,33 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, grouped, listed
 
-_TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
+_TIMEOUT = "timeout"  # how the cause of a job begins that reached its time limit
+_POLL_SECONDS = 5.0  # between two checks of the stages
+_RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
 _HELD_NAMED = 5  # held jobs named in notices
-_ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
-# Texts of a refusal because of too many jobs.
-_QUEUE_FULL = ("submit limit", "submitjob", "maxjobcount", "job count limit")
-# States that the node caused: the job is run again on another one.
-_NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
-_JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
-_LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
+LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array that may be there
 
 
-_Element = tuple[StageJob, ...]
-
-
-@dataclass(frozen=True)
-class ArrayIndex:
-    """The array element in which a stage will run. `job` is the job id of the array."""
-
-    job: str
-    index: int
-
-
-@dataclass(frozen=True)
-class Array:
-    """A job array to submit. Index i runs `elements[i]`; empty elements are not submitted."""
-
-    elements: tuple[_Element, ...]
-    dependency: str = ""
-
-    @property
-    def first(self) -> StageJob:
-        return next(job for element in self.elements for job in element)
-
-    @property
-    def jobs(self) -> list[StageJob]:
-        return [job for element in self.elements for job in element]
-
-    @property
-    def indices(self) -> list[int]:
-        return [i for i, element in enumerate(self.elements) if element]
-
-    def halves(self) -> "list[Array]":
-        """Return two arrays of half as many elements. Those that wait for another array's keep their indices."""
-        middle = self.indices[len(self.indices) // 2]
-        keep = middle if self.dependency.startswith("aftercorr") else 0
-        first, second = self.elements[:middle], self.elements[middle:]
-        return [Array(first, self.dependency), Array(((),) * keep + second, self.dependency)]
-
-    def spec(self, at_once: int) -> str:
-        """Return the indices in sbatch's form: 0-9%4, 1,3-5."""
-        throttle = f"%{at_once}" if at_once and at_once < len(self.indices) else ""
-        return ranges(self.indices) + throttle
-
-
-def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> list[Array]:
-    """Return the arrays for `jobs`, none of which is a parent of another. `waiting`: parents that have yet to run."""
+def arrays(
+    jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int, options: Callable[[Resources], Any]
+) -> list[Array]:
+    """Return the arrays for `jobs`, none of which is a parent of another. `waiting`: parents that have yet to run.
+    `options`: what a job asks the system for, which is the same for all jobs of an array."""
     made: list[Array] = []
-    for same in grouped((_profile(job), job) for job in jobs).values():
+    asked = ((job, job.resources) for job in jobs)
+    profiles = ([options(r), r.setup, r.environment, r.python, r.pack, job.kind, job.uses] for job, r in asked)
+    for same in grouped(zip((json.dumps(one, sort_keys=True) for one in profiles), jobs, strict=True)).values():
         made += _packed([job for job in same if not _parents(job, waiting)], largest)
         made += _dependent([job for job in same if _parents(job, waiting)], waiting, largest)
     return made
 
 
-def _packed(jobs: Sequence[StageJob], largest: int, dependency: str = "") -> Iterator[Array]:
+def _packed(jobs: Sequence[StageJob], largest: int, after: tuple[ArrayIndex, ...] = ()) -> Iterator[Array]:
     """Yield arrays of jobs that may start together, `pack` jobs per element."""
     pack = jobs[0].resources.pack if jobs else 1
     elements = [tuple(jobs[i : i + pack]) for i in range(0, len(jobs), pack)]
     for i in range(0, len(elements), largest):
-        yield Array(tuple(elements[i : i + largest]), dependency)
+        yield Array(tuple(elements[i : i + largest]), after)
 
 
 def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
@@ -125,11 +87,6 @@ def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
         yield ready
         for job in ready:
             del left[job.key]
-
-
-def _profile(job: StageJob) -> str:
-    asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind, "uses": job.uses}
-    return json.dumps(asked, sort_keys=True)
 
 
 def _parents(job: StageJob, waiting: Mapping[str, ArrayIndex]) -> tuple[ArrayIndex, ...]:
@@ -143,18 +100,10 @@ def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], larg
         if len(places) == len(same) == 1:
             by_job.setdefault(places[0].job, {})[places[0].index] = same[0]
         else:
-            names = ":".join(f"{place.job}_{place.index}" for place in places)
-            together += _packed(same, largest, f"afterok:{names}")
+            together += _packed(same, largest, places)
     for parent, at in by_job.items():
-        yield Array(tuple((at[i],) if i in at else () for i in range(max(at) + 1)), f"aftercorr:{parent}")
+        yield Array(tuple((at[i],) if i in at else () for i in range(max(at) + 1)), beside=parent)
     yield from together
-
-
-def ranges(indices: Sequence[int]) -> str:
-    """Return ascending indices in SLURM's form: 0-9, 1,3-5."""
-    runs = groupby(enumerate(indices), key=lambda placed: placed[1] - placed[0])
-    ends = ([index for _, index in run] for _, run in runs)
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)
 
 
 def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bool]:
@@ -204,20 +153,31 @@ def _before(runs: Path, key: str, seen: StageStatus) -> tuple[Resources | None, 
             attempt = AttemptDir(seen.directory)
             record = attempt.read_attempt()
             return record.resources, end_of_attempt(attempt) - record.created, halved_micro_batch(attempt)
-        if seen.claim and (made := submission.find(runs, seen.claim.submission)):
+        if seen.claim and (made := submission.find(runs / f".{seen.claim.scheduler}" / seen.claim.submission)):
             return next(each.resources for each in made.element(seen.claim.index) if each.key == key), 0.0, 0
     return None, 0.0, 0
 
 
-class ArraySubmitter:
-    """The submission of a request's stages. Raises GpasError before anything is submitted if a stage can never run."""
+class BatchRun:
+    """The jobs submitted by one `gpas run`. `stop` only stops the waiting: the jobs belong to the batch system.
 
-    def __init__(self, request: RunRequest):
+    Raises GpasError before anything is submitted if a stage can never run.
+    """
+
+    def __init__(self, scheduler: BatchView, request: RunRequest):
+        self.scheduler = scheduler
         self.request = request
         self.project = request.project
+        self.submitted = Submitted()
         self.jobs = jobs_of(self.project.runs, request.entries)
-        self._reduced = set[str]()  # jobs that get half the micro-batch of their last attempt
         self.texts: dict[str, StageJob] = {}  # the jobs that tokenise the text of `jobs`
+        self._reduced = set[str]()  # jobs that get half the micro-batch of their last attempt
+        self.observed: dict[str, StageStatus] = {}
+        self._held = set[str]()  # notices given about jobs that are held
+        self._options = partial(scheduler.options, self.project)
+        self._stopped = False
+        self._resubmission = Period(_RESUBMIT_SECONDS, at_once=False)
+        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def submit(self, *, again: bool = False) -> Submitted:
         """Submit every unclaimed stage without a result, as far as the queue has room.
@@ -227,12 +187,12 @@ class ArraySubmitter:
         runs = self.project.runs
         done = Submitted()
         for job in self.jobs.values():
-            script.parameters(job.resources)  # raises before anything is claimed
-        if error := queue.current(runs, max_age=0.0).error:  # queried before taking the lock of the claims
-            raise GpasError(f"SLURM is not available: {error}; nothing was submitted")
+            self._options(job.resources)  # raises before anything is claimed
+        if error := self.scheduler.current(0.0).error:  # queried before taking the lock of the claims
+            raise GpasError(f"{self.scheduler.title} is not available: {error}; nothing was submitted")
         runs.mkdir(parents=True, exist_ok=True)
-        with ClaimSet(runs, () if again else self.request.retry, SLURM) as claims:
-            done.seen = claims.take(self.jobs)
+        with ClaimSet(runs, () if again else self.request.retry, self.scheduler.name) as claims:
+            self.scheduler.seen = done.seen = claims.take(self.jobs)
             mine = [job for key, job in self.jobs.items() if key in claims.held]
             others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
             done.followed = sum(state in ALIVE for state in others)
@@ -243,7 +203,9 @@ class ArraySubmitter:
                 self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
         done.notes += held_jobs(self.jobs, done.seen)
         with suppress(OSError):
-            submission.close_finished(runs)
+            submission.close_finished(self.scheduler.place)
+        if not again:
+            self.submitted, self.observed = done, dict(done.seen)
         return done
 
     def _with_texts(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted, again: bool) -> list[StageJob]:
@@ -251,7 +213,7 @@ class ArraySubmitter:
 
         Every command runs a failed one again, but a command that waits does so only once.
         """
-        whole = with_texts(self.project, mine)
+        whole = self.scheduler.prepare(self.project, mine)
         texts = {job.key: job for job in whole if job.kind == TOKENISE}
         self.texts |= texts
         self.jobs |= {job.key: job for job in whole if job.kind != TOKENISE}
@@ -262,56 +224,122 @@ class ArraySubmitter:
             done.notes.append(f"tokenising {text.name} comes first{state}")
         return [job for job in whole if job.key in claims.held]
 
-    def preview(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """Yield the arrays that would be submitted for `jobs`, and their sbatch text. Changes nothing."""
+    def stop(self) -> None:
+        """Stop waiting. Safe in a signal handler."""
+        self._stopped = True
+
+    def follow(self) -> base.RunSummary:
+        """Wait until every stage that can be run has ended. Return the summary."""
+        while not self._stopped:
+            self._observe()
+            claimable = [key for key in self.jobs if self.observed[key].state in CLAIMABLE]
+            # Each was resubmitted fewer than `retries` times without the start of an attempt at it.
+            tries = {key: self._tries[key, self.observed[key].attempt] for key in claimable}
+            resubmittable = [key for key in claimable if tries[key] < self.jobs[key].resources.retries]
+            alive = any(seen.state in ALIVE for seen in self.observed.values())
+            if not alive and not self._any_can_run(resubmittable):
+                break
+            if resubmittable and self._resubmission.is_over():
+                self._submit_again()
+            time.sleep(_POLL_SECONDS)
+        self._observe()
+        endings = {key: base.Ending(status, base.reason_of(status)) for key, status in self.observed.items()}
+        return base.summarise(self.request.entries, endings)
+
+    def _observe(self) -> None:
+        alive = SchedulerView(self.project.runs)
+        ended = False
+        for key, job in self._jobs.items():
+            before, now = self.observed.get(key), observe(alive.runs, key, alive)
+            self.observed[key] = now
+            if before and before.state != now.state and now.state not in (*ALIVE, "missing"):
+                self.request.reporter.finished(job, now)
+                ended = True
+        if ended and (problem := self.request.ingest()):
+            self.request.reporter.notice(problem)
+        for line in held_jobs(self._jobs, self.observed):
+            if line not in self._held:
+                self._held.add(line)
+                self.request.reporter.notice(line)
+        self.request.reporter.tick(self._snapshot())
+
+    @property
+    def _jobs(self) -> dict[str, StageJob]:
+        return {**self.texts, **self.jobs}
+
+    def _any_can_run(self, keys: list[str]) -> bool:
+        """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
+        states = {key: seen.state for key, seen in self.observed.items()}
+        parents = (self._jobs[key].after for key in keys)
+        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
+
+    def _submit_again(self) -> None:
+        try:
+            done = self.submit(again=True)
+        except (GpasError, OSError) as error:  # the next attempt may succeed
+            self.request.reporter.notice(str(error))
+            return
+        keys = (key for batch in done.batches for element in batch.keys for key in element if key in self.observed)
+        self._tries.update((key, self.observed[key].attempt) for key in keys)
+        if done.jobs:
+            self.request.reporter.notice(f"{count(done.jobs, 'more job')} submitted")
+
+    def _snapshot(self) -> base.RunSnapshot:
+        jobs = [(job, self.observed[key]) for key, job in self._jobs.items() if key in self.observed]
+        return base.RunSnapshot(
+            running=tuple((job, seen) for job, seen in jobs if seen.state == "running"),
+            waiting=tuple(job for job, seen in jobs if seen.state == "queued"),
+            ended=Counter(seen.state for seen in self.observed.values() if seen.state not in ALIVE),
+        )
+
+    def preview(self, jobs: Sequence[StageJob]) -> Iterator[str]:
+        """Yield the scripts of the arrays that would be submitted for `jobs`. Changes nothing."""
         code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
         waiting: dict[str, ArrayIndex] = {}
         for level in levels(jobs):
-            for array in arrays(level, waiting, _max_array_size()):
+            for array in arrays(level, waiting, self.scheduler.largest(), self._options):
                 name = submission.new_name(array.first.grid)
-                waiting |= {
-                    job.key: ArrayIndex(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e
-                }
-                yield array, self._script(array, submission.folder(self.project.runs) / name, code)
+                waiting |= array.places(f"<job id of {name}>")
+                text = self.scheduler.script(self.request, array, self.scheduler.place / name, code)
+                yield f"\n# {count(len(array.jobs), 'job')} in {count(len(array.indices), 'array element')}\n{text}"
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
         copy = cache(partial(snapshot, self.project.runs, project=self.project.config.parent))
-        largest = _max_array_size()
+        largest = self.scheduler.largest()
         sized = [_adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
         self._reduced = {job.key for job, reduced in sized if reduced}
         mine = [job for job, _ in sized]
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):
             ready = [job for job in level if self._prerequisites_met(job, placed, done)]
-            pending = arrays(ready, placed, largest)
+            pending = arrays(ready, placed, largest, self._options)
             while pending:
                 array = pending.pop(0)
                 try:
-                    made, job = self._submit(array, copy(uses=array.first.uses), claims, done.seen)
-                except SlurmError as error:
-                    if not (error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)):
-                        raise _refused(error, array, done) from error
+                    made, job = self._submit(array, copy(uses=array.first.uses), claims)
+                except BatchError as error:
+                    if not (error.answered and any(words in str(error).lower() for words in self.scheduler.full)):
+                        raise self._refused(error, array, done) from error
                     pending = self._after_full_queue(array, pending, error, done)
                     continue
                 size = count(sum(map(bool, made.record.keys)), "element")
-                text = f"{made.name} as SLURM job {job or '(unknown)'}: {size}"
-                done.batches.append(JobBatch(made.name, job, made.record.keys, text))
+                text = f"{made.name} as {self.scheduler.title} job {job or '(unknown)'}: {size}"
+                done.batches.append(base.JobBatch(made.name, job, made.record.keys, text))
                 done.jobs += len(array.jobs)
                 if job:
-                    placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
+                    placed |= array.places(job)
                 else:
-                    done.notes.append(
-                        f"{made.name}: the scheduler did not answer; `gpas status` shows whether it has the array"
-                    )
+                    why = "the scheduler did not answer; `gpas status` shows whether it has the array"
+                    done.notes.append(f"{made.name}: {why}")
 
     def _already_placed(self, keys: Collection[str], done: Submitted) -> dict[str, ArrayIndex]:
         """Return where the queued and running stages among `keys` run, according to the queue.
 
         Waits for stages that another command is submitting at this moment.
         """
-        deadline = time.monotonic() + _LOOKUP_SECONDS
+        deadline = time.monotonic() + LOOKUP_SECONDS
         under_way = {key for key in keys if done.seen[key].state in ALIVE}
-        placed = self._queued_at(under_way, queue.FRESH_SECONDS) if under_way else {}
+        placed = self._queued_at(under_way) if under_way else {}
         while under_way - placed.keys() and time.monotonic() < deadline:
             time.sleep(0.5)
             alive = SchedulerView(self.project.runs, max_age_seconds=0.0)
@@ -320,15 +348,14 @@ class ArraySubmitter:
             placed |= self._queued_at(under_way - placed.keys(), 0.0)
         return placed
 
-    def _queued_at(self, keys: Collection[str], max_age: float) -> dict[str, ArrayIndex]:
-        known = queue.current(self.project.runs, max_age)
+    def _queued_at(self, keys: Collection[str], max_age: float | None = None) -> dict[str, ArrayIndex]:
+        known = self.scheduler.current(max_age)
         found = {}
         for key in keys:
             claim = read_claim(self.project.runs, key)
             job = known.find(claim.submission, claim.index) if claim and claim.submission else None
-            if job and not job.ended and "_" in job.id:
-                array, _, index = job.id.partition("_")
-                found[key] = ArrayIndex(array, int(index))
+            if claim and job and not job.ended:
+                found[key] = ArrayIndex(job.array, claim.index)
         return found
 
     def _prerequisites_met(self, job: StageJob, placed: dict[str, ArrayIndex], done: Submitted) -> bool:
@@ -340,8 +367,8 @@ class ArraySubmitter:
             done.left.append(job)
         return not unfinished
 
-    def _after_full_queue(self, array: Array, pending: list[Array], error: SlurmError, done: Submitted) -> list[Array]:
-        """Return the arrays to submit after SLURM refused one as too many jobs: its halves, or none for now."""
+    def _after_full_queue(self, array: Array, pending: list[Array], error: BatchError, done: Submitted) -> list[Array]:
+        """Return the arrays to submit after one was refused as too many jobs: its halves, or none for now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
         if not done.batches and not done.followed and "maxsubmit" not in str(error).lower():
@@ -350,28 +377,22 @@ class ArraySubmitter:
         done.notes.append(str(error))
         return []
 
-    def _submit(
-        self, array: Array, code: Snapshot, claims: ClaimSet, seen: Mapping[str, StageStatus]
-    ) -> tuple[Submission, str]:
-        """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
+    def _submit(self, array: Array, code: Snapshot, claims: ClaimSet) -> tuple[Submission, str]:
+        """Record the submission, claim its stages and submit it. Return the job id, "" if the system did not answer."""
         runs = self.project.runs
-        name = submission.new_name(array.first.grid)
-        made = submission.record(
-            self.project, name, array.elements, code, claims.submitter, self._reduced,
-            failures=1 if self.request.stop_at_failure else SubmissionRecord.failures,
-        )  # fmt: skip
+        place = self.scheduler.place / submission.new_name(array.first.grid)
+        failures = 1 if self.request.stop_at_failure else SubmissionRecord.failures
+        made = submission.record(place, self.project, array.elements, code, claims.submitter, self._reduced, failures)
         try:
-            path = made.folder / "submission.sh"
-            replace_file(path, self._script(array, made.folder, code, seen), mode=0o600)
+            script = self.scheduler.script(self.request, array, place, code)
+            replace_file(place / "submission.sh", script, mode=0o600)  # it may have secrets
+            write = partial(write_claim, runs, submitter=claims.submitter, scheduler=self.scheduler.name)
             for index, element in enumerate(array.elements):
                 for job in element:
-                    write_claim(
-                        runs, job.key, claims.submitter, SLURM, submission=name, index=index, after=job.after,
-                        grid=job.grid,
-                    )  # fmt: skip
-            job_id = self._sbatch(made, path, array.spec(self.request.at_once or array.first.resources.at_once))
+                    write(job.key, submission=place.name, index=index, after=job.after, grid=job.grid)
+            job_id = self.scheduler.start(self.request, array, made)
         except BaseException as error:
-            if not isinstance(error, SlurmError) or error.answered:
+            if not isinstance(error, BatchError) or error.answered:
                 # The claims, then the submission: if the array exists after all, it finds nothing to do.
                 for job in array.jobs:
                     claim_path(runs, job.key).unlink(missing_ok=True)
@@ -383,33 +404,21 @@ class ArraySubmitter:
                 made.submitted(job_id)
         return made, job_id
 
-    def _script(self, array: Array, place: Path, code: Snapshot, seen: Mapping[str, StageStatus] | None = None) -> str:
-        resources = array.first.resources
-        spec = array.spec(self.request.at_once or resources.at_once)
-        jobs = (seen[job.key].job for job in array.jobs) if seen else ()
-        bad = {job.nodes for job in jobs if job and job.state in _NODE_FAULTS and job.nodes}
-        bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
-        profile = script.parameters(resources)
-        return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))
+    def _refused(self, error: BatchError, array: Array, done: Submitted) -> GpasError:
+        """Return the error for an array that was refused.
 
-    def _sbatch(self, made: Submission, path: Path, indices: str) -> str:
-        """Return the job id, "" if it is unknown. Raises SlurmError for a refusal.
-
-        Name and indices are on the command line, where no environment variable can override them.
+        It has the complete reason, the array's cells, the resources they ask for, and the arrays already submitted.
         """
-        words = ("sbatch", "--parsable", f"--job-name={made.name}", f"--array={indices}", str(path))
-        try:
-            output = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
-        except SlurmError as error:
-            # Also after a refusal, but without waiting: a site's plugin may fail when SLURM has the array.
-            job = _look_for(made.name, 0.0 if error.answered else _LOOKUP_SECONDS)
-            if error.answered and not job:
-                raise
-            self.request.reporter.notice(f"{error}; {'found' if job else 'did not find'} the array in the queue")
-            return job
-        # A site's wrapper around sbatch may print further lines before and after the job id.
-        found = _JOB_ID.findall(output)
-        return found[0] if len(found) == 1 else _look_for(made.name)
+        usual = plain(Resources())
+        ours = ("environment", "setup", "python")  # not the system's, and they may contain secrets
+        asked = {n: v for n, v in plain(array.first.resources).items() if v != usual[n] and n not in ours}
+        words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources"
+        refused = listed([job.id for job in array.jobs], 1)
+        lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; none of it was submitted"]
+        for batch in done.batches:
+            where = f"{batch.name}, {self.scheduler.title} job {batch.job or '(unknown)'}, {batch.elements} elements"
+            lines.append(f"submitted before it, and still queued: {where}")
+        return GpasError("\n".join(lines))
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
@@ -419,40 +428,10 @@ def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> 
     return [*held[:_HELD_NAMED], *more]
 
 
-def _max_array_size() -> int:
-    """Return the maximum number of elements of an array, SLURM's default if it does not answer."""
-    try:
-        size = client.configuration().get("MaxArraySize", "")
-    except SlurmError:
-        return _ASSUMED_ARRAY
-    return max(1, int(size)) if size.isdigit() else _ASSUMED_ARRAY
+class BatchScheduler(BatchView):
+    """The scheduler of a batch system, given what the methods of `BatchView` say about that."""
 
-
-def _look_for(name: str, seconds: float = _LOOKUP_SECONDS) -> str:
-    """Return the job id of an array after sbatch did not name it, "" if the queue does not have it in this time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with suppress(SlurmError):
-            for job in squeue.squeue({name}).get(name, {}).values():
-                return job.id.partition("_")[0]
-        if time.monotonic() >= deadline:
-            return ""
-        time.sleep(1.0)
-
-
-def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
-    """Return the error for an array that SLURM refused.
-
-    It has SLURM's complete reason, the array's cells, the resources they ask for, and the arrays already submitted.
-    """
-    usual = plain(Resources())
-    ours = ("environment", "setup", "python")  # not options of sbatch, and they may contain secrets
-    resources = plain(array.first.resources).items()
-    asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
-    words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources"
-    refused = listed([job.id for job in array.jobs], 1)
-    lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; none of it was submitted"]
-    for batch in done.batches:
-        where = f"{batch.name}, SLURM job {batch.job or '(unknown)'}, {batch.elements} elements"
-        lines.append(f"submitted before it, and still queued: {where}")
-    return GpasError("\n".join(lines))
+    def submit(self, request: RunRequest) -> BatchRun:
+        run = BatchRun(self, request)
+        run.submit()
+        return run

@@ -1,13 +1,13 @@
-"""A submission on disk: the stages that one job array runs, recorded before sbatch is called.
+"""A submission on disk: the stages that one job array runs, recorded before it is submitted.
 
-runs/.slurm/<name>/
+runs/.SCHEDULER/<name>/
     submission.json   the stages and code submitted (`SubmissionRecord`)
     elements.jsonl    line i: the stages of array index i (`ElementRecord`), in the form of attempt.json
-    job.json          sbatch's answer (`JobRecord`); absent if the submitter died before it could write it
-    *_submission.sh, *_log.out   the sbatch text, and the output of SLURM and the supervisors
+    job.json          the batch system's answer (`JobRecord`); absent if the submitter died before it could write it
+    submission.sh, *_log.out   the script, and the output of the batch system and the supervisors
 
 The name is unique and is the array's job name, so that the array can be found in the queue even if the submitter died.
-Job ids are only displayed: a controller that crashed reuses them.
+Ids of SLURM's jobs are only displayed: a controller that crashed reuses them.
 
 Elements also record there which of them failed and why (`failed-INDEX.json`), nodes that cannot run the jobs
 (`avoid-NODE.json`), and that the rest is held back after `failures` of the same cause (`breaker.json`).
@@ -22,15 +22,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import append_regular, open_regular, parse_json, replace_file
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.state.attempt import last_line
 from gpas_cli.state.claims import Submitter, read_claim
 from gpas_cli.store.records import BreakerRecord, ElementFailure, ElementRecord, Folders, JobRecord, SubmissionRecord
 from gpas_cli.store.rundir import attempts, read_record, write_record
@@ -39,6 +39,57 @@ from gpas_cli.structure import from_mapping, to_mapping
 from gpas_cli.words import count
 
 _SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
+
+
+class BatchError(GpasError):
+    """A batch system's program failed. `answered`: the system itself refused, rather than being unreachable."""
+
+    def __init__(self, message: str, *, answered: bool = True):
+        super().__init__(message)
+        self.answered = answered
+
+
+@dataclass(frozen=True)
+class ArrayIndex:
+    """The array element in which a stage will run. `job` is the job id of the array."""
+
+    job: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """A job array to submit. Index i runs `elements[i]`; empty elements are not submitted.
+
+    All of it waits for the elements `after` of other arrays, or each element for that of the same index in `beside`.
+    """
+
+    elements: tuple[tuple[StageJob, ...], ...]
+    after: tuple[ArrayIndex, ...] = ()
+    beside: str = ""
+
+    @property
+    def first(self) -> StageJob:
+        return next(job for element in self.elements for job in element)
+
+    @property
+    def jobs(self) -> list[StageJob]:
+        return [job for element in self.elements for job in element]
+
+    def places(self, job: str) -> dict[str, ArrayIndex]:
+        """Return where its stages run, by key, given its id."""
+        return {stage.key: ArrayIndex(job, i) for i, element in enumerate(self.elements) for stage in element}
+
+    @property
+    def indices(self) -> list[int]:
+        return [i for i, element in enumerate(self.elements) if element]
+
+    def halves(self) -> "list[Array]":
+        """Return two arrays of half as many elements. Those that wait for another array's keep their indices."""
+        middle = self.indices[len(self.indices) // 2]
+        keep = middle if self.beside else 0
+        first, second = self.elements[:middle], self.elements[middle:]
+        return [replace(self, elements=first), replace(self, elements=((),) * keep + second)]
 
 
 @dataclass(frozen=True)
@@ -52,19 +103,14 @@ class Submission:
     def name(self) -> str:
         return self.folder.name
 
-    @property
-    def owner(self) -> int:
-        """The numeric id of the user who submitted it. Raises OSError."""
-        return (self.folder / "submission.json").stat().st_uid
-
     def job(self) -> str:
-        """Return the array's job id from sbatch's answer, "" if it is not recorded."""
+        """Return the array's job id from the batch system's answer, "" if it is not recorded."""
         with suppress(OSError, GpasError):
             return read_record(JobRecord, self.folder / "job.json").job
         return ""
 
     def submitted(self, job: str) -> None:
-        """Record sbatch's answer."""
+        """Record the batch system's answer."""
         write_record(self.folder / "job.json", JobRecord(job=job, time=time.time()))
 
     def element(self, index: int) -> list[ElementRecord]:
@@ -80,7 +126,7 @@ class Submission:
         raise GpasError(f"{self.folder} has no element {index}")
 
     def log(self, index: int) -> Path | None:
-        """Return the newest log of SLURM and the supervisor of one array index, None if there is none yet."""
+        """Return the newest log of the system and the supervisor of one array index, None if there is none yet."""
         found = self.folder.glob(f"*_{index}_0_log.out")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -90,50 +136,33 @@ class Submission:
         return {int(found[1]) for found in logs if found}
 
 
-def folder(runs: Path) -> Path:
-    return runs / ".slurm"
-
-
 def new_name(grid: str) -> str:
     """Return a unique job name: a readable part, then 48 random bits."""
     return f"gpas-{re.sub(r'[^A-Za-z0-9_-]', '_', grid)[:40]}-{secrets.token_hex(6)}"
 
 
 def record(
-    project: Project,
-    name: str,
-    elements: Sequence[Sequence[StageJob]],
-    code: Snapshot,
-    submitter: Submitter,
-    reduce: Collection[str] = (),
-    failures: int = SubmissionRecord.failures,
-) -> Submission:
-    """Write a submission to disk. The stages in `reduce` ran out of memory and get a smaller micro-batch. `failures`:
-    as in SubmissionRecord.
+    place: Path, project: Project, elements: Sequence[Sequence[StageJob]], code: Snapshot, submitter: Submitter,
+    reduce: Collection[str] = (), failures: int = SubmissionRecord.failures,
+) -> Submission:  # fmt: skip
+    """Write a submission to the folder `place`. The stages in `reduce` ran out of memory and get a smaller micro-batch.
+    `failures`: as in SubmissionRecord.
 
     Raises OSError, and leaves nothing behind, if it cannot be written.
     """
-    place = folder(project.runs) / name
     about = SubmissionRecord(
-        name=name,
-        time=time.time(),
-        submitter=submitter.author,
-        code=code.code,
-        git=dict(code.git),
+        name=place.name, time=time.time(), submitter=submitter.author, code=code.code, git=dict(code.git),
         project=Folders(config=str(project.config), cache=str(project.cache)),
-        keys=tuple(tuple(job.key for job in jobs) for jobs in elements),
-        failures=failures,
-    )
+        keys=tuple(tuple(job.key for job in jobs) for jobs in elements), failures=failures,
+    )  # fmt: skip
 
-    def element(job: StageJob) -> ElementRecord:
-        return ElementRecord.of(
-            job.record(), threads=job.resources.threads, reduce=job.key in reduce, larger=job.larger, again=job.again
-        )
+    def element(job: StageJob) -> Any:
+        more = {"reduce": job.key in reduce, "larger": job.larger, "again": job.again}
+        return to_mapping(ElementRecord.of(job.record(), threads=job.resources.threads, **more))
 
     place.mkdir(parents=True)
     try:
-        records = [[element(job) for job in jobs] for jobs in elements]
-        lines = [json.dumps([to_mapping(each) for each in element], ensure_ascii=False) for element in records]
+        lines = [json.dumps([element(job) for job in jobs], ensure_ascii=False) for jobs in elements]
         replace_file(place / "elements.jsonl", "".join(f"{line}\n" for line in lines))
         write_record(place / "submission.json", about)
     except BaseException:
@@ -147,43 +176,32 @@ def read(place: Path) -> Submission:
     return Submission(place, read_record(SubmissionRecord, place / "submission.json"))
 
 
-def find(runs: Path, name: str) -> Submission | None:
-    """Return the submission of that name, None if it is missing or unreadable."""
+def find(place: Path) -> Submission | None:
+    """Return the submission in a folder, None if it is missing or unreadable."""
     with suppress(OSError, GpasError):
-        return read(folder(runs) / name)
+        return read(place)
     return None
 
 
-def open_names(runs: Path) -> list[str]:
-    """Return the names of the submissions that may still claim a stage."""
-    place = folder(runs)
+def open_names(place: Path) -> list[str]:
+    """Return the names of the submissions that may still claim a stage, given the folder of all of a scheduler."""
     if not place.is_dir():
         return []
     found = (entry for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
     return [entry.name for entry in found if not (Path(entry.path) / "closed").exists()]
 
 
-def close_finished(runs: Path) -> None:
+def close_finished(place: Path) -> None:
     """Mark the submissions that no longer claim a stage; the scheduler is not queried about them again."""
-    for name in open_names(runs):
-        made = find(runs, name)
+    for name in open_names(place):
+        made = find(place / name)
         if made is not None and time.time() - made.record.time > _SETTLED_SECONDS:
-            claims = (read_claim(runs, key) for keys in made.record.keys for key in keys)
+            claims = (read_claim(place.parent, key) for keys in made.record.keys for key in keys)
             if not any(claim and claim.submission == name for claim in claims):
                 append_regular(made.folder / "closed").close()
 
 
 _AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
-# Lines that srun and slurmstepd print when a step ends, whatever the reason.
-_ENDING = re.compile(
-    r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
-    r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
-)
-
-
-def last_log_line(log: Path) -> str:
-    """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
-    return last_line(log, _ENDING)
 
 
 def count_failure(submission: Submission, index: int, cause: str) -> str:

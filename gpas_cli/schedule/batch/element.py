@@ -1,11 +1,11 @@
-"""One start of an array element, as SLURM's environment variables describe it, and the attempts that it creates.
+"""One start of an array element, and the attempts that it creates.
 
 Rank 0 announces attempts to the other tasks of the start in rosters: numbered files, each with the attempts to start
 next; the last one says that there will be no more. A task of higher rank whose process fails records in the attempt's
 directory how it ended; rank 0 decides what happens to the job.
 
 SIGKILL alone is no evidence that memory ran out (`MemoryWatch`): either the kernel counts a process that its
-out-of-memory killer has ended in this task's control group, or this task's jobs were near SLURM's limit for the node.
+out-of-memory killer has ended in this task's control group, or this task's jobs were near their limit for the node.
 """
 
 import os
@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 
 from gpas_cli.errors import GpasError
+from gpas_cli.schedule.batch import submission
+from gpas_cli.schedule.batch.submission import BatchError, Submission, breaker
 from gpas_cli.schedule.retry import adjusted_to_last_attempt
-from gpas_cli.schedule.slurm import submission
-from gpas_cli.schedule.slurm.submission import Submission, breaker
+from gpas_cli.spec.run import time_seconds
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cancellation import requested
@@ -36,20 +37,39 @@ from gpas_cli.worker.ranks import PORTS
 
 
 class ElementStart:
-    """The start of an array element that this task belongs to. `environ` has the variables that SLURM sets."""
+    """The start of an array element that this task belongs to, here the only task of the only element.
+
+    `name` distinguishes this start from others of the element. `memory` is the limit on this node in bytes, 0 if there
+    is none.
+    """
+
+    index = rank = memory = 0
+    tasks = 1
+    name = node = ""
+    place: SlurmPlace | None = None
 
     def __init__(self, place: Path, environ: Mapping[str, str] = os.environ):
         self.submission: Submission = submission.read(place)
         self.runs = place.parents[1]
         self.environ = environ
-        self.index = int(environ.get("SLURM_ARRAY_TASK_ID", 0))
-        self.rank = int(environ.get("SLURM_PROCID", 0))
-        self.node = environ.get("SLURMD_NODENAME", "")
-        self.tasks = int(environ.get("SLURM_NTASKS", 1))
-        self.restart = int(environ.get("SLURM_RESTART_COUNT", 0) or 0)
-        # Not SLURM_JOB_ID: one element has the whole array's, and requeuing it would requeue all elements.
-        self.job = f"{environ.get('SLURM_ARRAY_JOB_ID', '')}_{self.index}"
         self._rosters = 0
+
+    def cancelled(self) -> str:
+        """Return the evidence that a user removes this job, which was sent TERM; "" if it may be preempted."""
+        return ""
+
+    def requeue(self, exclude: str = "") -> None:
+        """Requeue this job, on another node than `exclude`. Raises BatchError."""
+        raise BatchError("jobs are not requeued here")
+
+    def remove_waiting(self) -> None:
+        """Remove the elements of this array that wait from the queue. Raises BatchError."""
+
+    def seconds_to_warning(self) -> int:
+        """Return after how many seconds the jobs are to save and exit, 0 if the system warns them of its limit."""
+        asked = self.submission.element(self.index)[0].resources.first
+        limit = time_seconds(str(asked.time))
+        return max(1, limit - asked.notice) if limit else 0
 
     @property
     def jobs(self) -> list[ElementRecord]:
@@ -60,8 +80,7 @@ class ElementStart:
     def _tried(self, key: str) -> bool:
         """Return whether this submission has made an attempt at the stage."""
         with suppress(IndexError, OSError, GpasError):
-            place = attempts(self.runs, key)[-1].read_attempt().slurm
-            return place is not None and place.submission == self.submission.name
+            return attempts(self.runs, key)[-1].read_attempt().submitter.id == self.submission.name
         return False
 
     def create_attempt(self, job: ElementRecord) -> AttemptDir | None:
@@ -70,8 +89,7 @@ class ElementStart:
         Raises OSError if the attempt cannot be created.
         """
         with locks.locked(claims_lock(self.runs)):
-            reason = self._reason_to_skip(job)
-            if reason:
+            if reason := self._reason_to_skip(job):
                 print(f"{job.grid}/{job.name} ({job.stage}): {reason}")
                 return None
             tries = attempts(self.runs, job.key)
@@ -107,9 +125,7 @@ class ElementStart:
         return [AttemptDir(Path(path)) for path in roster.attempts], roster.over
 
     def _roster_path(self) -> Path:
-        # After a crash a controller may start a job again as if for the first time; srun's port distinguishes the two.
-        step = f"{self.job}-{self.restart}-{self.environ.get('SLURM_STEP_LAUNCHER_PORT', '')}"
-        return self.submission.folder / f"roster-{self.index}-{step}-{self._rosters}.json"
+        return self.submission.folder / f"roster-{self.index}-{self.name}-{self._rosters}.json"
 
     def _reason_to_skip(self, job: ElementRecord) -> str:
         """Return why a stage is not to be run, "" if it is. Call it with the claims' lock held."""
@@ -124,40 +140,22 @@ class ElementStart:
             return "cancelled before it started"
         if held := breaker(self.submission.folder):
             return held
-        missing = [
-            key
-            for key in (*job.parents, *([job.trunk.key] if job.trunk else []))
-            if not any(conclude(attempt).state == "done" for attempt in deciding(self.runs, key))
-        ]
+        needed = (*job.parents, *([job.trunk.key] if job.trunk else []))
+        missing = [key for key in needed if not any(conclude(one).state == "done" for one in deciding(self.runs, key))]
         # The claim stays, so that the state of the stage shows why it was not run.
         return f"needs {', '.join(missing)}, which has no result" if missing else ""
 
     def _initial_record(self, job: ElementRecord) -> AttemptRecord:
         """Return the record of the stage's first attempt."""
         about = self.submission.record
-        gpus = job.resources.gpus
-        devices = [f"gpu-{i}" for i in range(gpus)] or [f"cpu-{i}" for i in range(job.threads)]
+        devices = [f"gpu-{i}" for i in range(job.resources.gpus)] or [f"cpu-{i}" for i in range(job.threads)]
         return AttemptRecord.of(
-            job,
-            executor="slurm",
-            created=time.time(),
-            code=about.code,
-            git=about.git,
-            submitter=Author(self.submission.name, socket.gethostname(), os.getpid()),
-            slurm=SlurmPlace(
-                submission=self.submission.name,
-                index=self.index,
-                job=self.job,
-                restart=self.restart,
-                nodes=self.environ.get("SLURM_JOB_NODELIST", ""),
-                port=_free_port() if self.tasks > 1 else None,
-            ),
-            devices=tuple(devices),
-            cache=about.project.cache,
-            root=str(Path(about.project.config).parent),
-            threads=job.threads,
-            unread=job.unread,
-        )
+            job, executor=self.submission.folder.parent.name.removeprefix("."), created=time.time(), code=about.code,
+            git=about.git, submitter=Author(self.submission.name, socket.gethostname(), os.getpid()),
+            slurm=self.place and replace(self.place, port=_free_port() if self.tasks > 1 else None),
+            devices=tuple(devices), cache=about.project.cache, root=str(Path(about.project.config).parent),
+            threads=job.threads, unread=job.unread,
+        )  # fmt: skip
 
 
 def _free_port() -> int:
@@ -170,15 +168,13 @@ def _free_port() -> int:
 
 
 _NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
-_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
 
 
 class MemoryWatch:
-    """The memory use of this task's jobs. `environ` is the environment that SLURM sets for a task."""
+    """The memory use of this task's jobs. `limit`: in bytes, 0 if there is none."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ):
-        self.limit = _limit(environ)
+    def __init__(self, limit: int):
+        self.limit = limit
         self.reset()
 
     def reset(self) -> None:
@@ -202,13 +198,6 @@ class MemoryWatch:
         return ""
 
 
-def _limit(environ: Mapping[str, str]) -> int:
-    """Return the memory limit that SLURM sets for the job on this node in bytes, 0 if there is none."""
-    node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
-    cpus = _number(environ.get("SLURM_CPUS_ON_NODE", ""))
-    return (node or _number(environ.get("SLURM_MEM_PER_CPU", "")) * cpus) << 20
-
-
 def _resident(pid: int) -> int:
     """Return the resident memory of a process and its descendants in bytes, 0 if the process has ended."""
     found = 0
@@ -220,7 +209,7 @@ def _resident(pid: int) -> int:
     return found
 
 
-def _kernel_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
+def _kernel_kills(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:
     """Return how many processes of this control group the kernel's out-of-memory killer has ended, 0 if unknown."""
     with suppress(OSError):
         for line in groups.read_text().splitlines():
@@ -230,9 +219,10 @@ def _kernel_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
                 name = "memory.oom_control" if controllers else "memory.events"
                 with suppress(OSError):
                     words = (place / name).read_text().split()
-                    return _number(dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", ""))
+                    return number(dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", ""))
     return 0
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
+    """Return a number, 0 for a text that is not one."""
     return int(text) if text.isdigit() else 0
