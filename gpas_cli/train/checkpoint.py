@@ -348,6 +348,8 @@ def load(
 ) -> Position:
     """Load `network` (and `optimizer`, if given) from the checkpoint and return its position. Collective.
 
+    Without the optimizer, weights of another dtype are converted.
+
     Raises DamagedCheckpoint in every process, with nothing changed, unless all checksums and the stage's key match.
     """
     manifest = _verified(path, world)
@@ -443,8 +445,8 @@ def _verified(path: Path, world: World) -> Manifest:
 
 
 def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor], *, complete: bool) -> None:
-    """Raise DamagedCheckpoint unless the checkpoint has every wanted tensor, in its dtype and shape, and no other
-    tensor of the network; if `complete`, no other tensor at all."""
+    """Raise DamagedCheckpoint unless the checkpoint has every wanted tensor, in its shape, and no other tensor of the
+    network; if `complete`, each in its dtype, and no other tensor at all."""
     if missing := sorted(wanted.keys() - manifest.tensors.keys()):
         raise DamagedCheckpoint(f"{path} has no {missing[0]}")
     others = sorted(n for n in manifest.tensors.keys() - wanted.keys() if complete or n.startswith(_NETWORK))
@@ -453,7 +455,8 @@ def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor],
         raise DamagedCheckpoint(f"{path} has {others[0]}, which is not part of this {part}")
     for name, tensor in wanted.items():
         stored = manifest.tensors[name]
-        if list(tensor.shape) != stored["shape"] or str(tensor.dtype) != f"torch.{stored['dtype']}":
+        converted = str(tensor.dtype) != f"torch.{stored['dtype']}"
+        if list(tensor.shape) != stored["shape"] or (complete and converted):
             raise DamagedCheckpoint(
                 f"{path}: {name} is {stored['dtype']} {stored['shape']}, but this network needs "
                 f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -11,8 +11,7 @@ from gpas_cli.data.loader import MadeBatches, RowOrder, validation_batches
 from gpas_cli.data.prepare import ValidationText, prepare_validation
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Emit, Outcome, Phase, TextFacts, Warned, silent
-from gpas_cli.model.dtensors import is_shard
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.finetune import Finetune
@@ -20,11 +19,9 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import LayerSelection, freeze_gates
-from gpas_cli.train.device import choose_device
 from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import World
-from gpas_cli.train.precision import Precision
 from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, record_verified, run_training
 
 _KIND = "finetune"
@@ -88,19 +85,9 @@ def with_recipe(cell: Cell, spec: Any, optim: Optim, layout: str) -> Cell:
 def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
     """Load the network of `base` from its checkpoint into `network`, and freeze the gates. Collective.
 
-    Weights are converted if the two trainings have different precisions. Raises DamagedCheckpoint, and GpasError if a
-    sharded network would have to be converted.
+    Weights are converted if the two trainings have different precisions. Raises DamagedCheckpoint.
     """
-    stored = Precision(base.trained_precision, choose_device()).weights
-    own = next(network.parameters()).dtype
-    if stored == own:
-        checkpoint.load(pretrained, base.trained.key, network, None, world)
-    elif any(is_shard(parameter) for parameter in network.parameters()):
-        raise GpasError(f"a sharded network of {own} cannot start from {stored}; set resources.strategy: ddp")
-    else:
-        whole = build(base.model, seed=base.seed, dtype=stored)
-        checkpoint.load(pretrained, base.trained.key, whole, None, world)
-        network.load_state_dict(whole.state_dict())
+    checkpoint.load(pretrained, base.trained.key, network, None, world)
     freeze_gates(network)
 
 
