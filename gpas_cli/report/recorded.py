@@ -21,12 +21,12 @@ from gpas_cli.project import Project
 from gpas_cli.spec.downstream import BY_TASK, averages, counted_of, metrics_of, score_shares
 from gpas_cli.spec.extensions import metrics as known_metrics
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.state.observe import observe
+from gpas_cli.state.observe import observe_each
 from gpas_cli.state.status import RESULTS
-from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.peek import Rows, Survey, describe_lost, lost_stages, rows_in, rows_of, survey
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.refresh import describe_missing_runs, results_of
+from gpas_cli.store.rundir import Listing
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -269,8 +269,8 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
         return
     keys = stage_keys(entries)
     seen, stored = _stored(project, keys)
-    if stored is not None and not database:
-        yield Recorded(tuple(entries), _states(project.runs, keys), stored)
+    if seen and stored is not None and not database:
+        yield Recorded(tuple(entries), _states(project.runs, keys, seen.listed), stored)
         return
     with results_of(project, None if database else keys) as (engine, problem):
         # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done
@@ -289,13 +289,11 @@ def _stored(project: Project, keys: Sequence[str]) -> tuple[Survey | None, dict[
     return None, None
 
 
-def _states(runs: Path, keys: Iterable[str]) -> dict[str, State]:
-    alive = SchedulerView(runs)
-    found = {key: observe(runs, key, alive) for key in keys}
+def _states(runs: Path, keys: Sequence[str], listed: Mapping[str, Listing] | None = None) -> dict[str, State]:
     # Until a stage has been run again, the state of its earlier result stands.
     return {
         key: (status.stands or status.state, None if status.state in RESULTS else status.fraction)
-        for key, status in found.items()
+        for key, status in observe_each(runs, keys, listed=listed).items()
     }
 
 

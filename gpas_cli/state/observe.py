@@ -11,7 +11,7 @@ Evidence, strongest first:
 Without evidence a stage does not count as ended: its state is `unknown`, with the reason.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from gpas_cli.state.attempt import conclude, lives, result_of
 from gpas_cli.state.claims import CLAIM, read_claim
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in, stage_dir
+from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, Listing, all_keys, look_in, stage_dir
 
 _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
@@ -42,7 +42,7 @@ def cell_statuses(
     alive = SchedulerView(runs, line=jobs)
     entries = list(entries)
     first = dict.fromkeys(entry.cell.stages[0].key for entry in entries)
-    seen |= _observed(runs, [key for key in first if key not in seen], alive)
+    seen |= observe_each(runs, [key for key in first if key not in seen], alive)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     for place, state in enumerate(states if jobs else ()):
         if state.job is None and state.state in ALIVE:
@@ -59,7 +59,7 @@ def observe_all(runs: Path, keys: Iterable[str]) -> dict[str, StageStatus]:
     there = set(all_keys(runs, unreadable))
     untried = StageStatus(state="missing", evidence=_none(()))
     keys = list(keys)
-    found = _observed(runs, [key for key in keys if key in there or unreadable], alive)
+    found = observe_each(runs, [key for key in keys if key in there or unreadable], alive)
     return {key: found.get(key, untried) for key in keys}
 
 
@@ -79,25 +79,31 @@ def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: S
 
 def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
     """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
-    return _observed(runs, [key], alive or SchedulerView(runs))[key]
+    return observe_each(runs, [key], alive)[key]
 
 
-def _observed(runs: Path, keys: Sequence[str], alive: SchedulerView) -> dict[str, StageStatus]:
-    """Return the status of each stage. What attempts show is read of several at a time, the scheduler is asked once."""
+def observe_each(
+    runs: Path, keys: Sequence[str], alive: SchedulerView | None = None, listed: Mapping[str, Listing] | None = None
+) -> dict[str, StageStatus]:
+    """Return the status of each stage. What attempts show is read of several at a time, the scheduler is asked once.
+
+    listed: what `look_in` has just returned for some of the stages, which are not listed again.
+    """
     states = {}
-    for key, found in zip(keys, overlapped(partial(_read, runs), keys), strict=True):
+    asked = alive or SchedulerView(runs)
+    for key, found in zip(keys, overlapped(partial(_read, runs, listed or {}), keys), strict=True):
         try:
-            states[key] = _with_claim(runs, key, alive, *found)
+            states[key] = _with_claim(runs, key, asked, *found)
         except UNREADABLE as error:
             states[key] = _unreadable(error)
     return states
 
 
-def _read(runs: Path, key: str) -> tuple[StageStatus, frozenset[str]]:
+def _read(runs: Path, listed: Mapping[str, Listing], key: str) -> tuple[StageStatus, frozenset[str]]:
     """Return the status that the attempts at a stage show, and the files beside them."""
     stage = stage_dir(runs, key)
     try:
-        tries, files = look_in(stage)
+        tries, files = listed.get(key) or look_in(stage)
         return _of_attempts(runs, stage, tries, files), files
     except UNREADABLE as error:
         return _unreadable(error), frozenset()

@@ -8,7 +8,7 @@
     driver_errors  explaining errors of the database drivers
     owner        which project a database belongs to
     projection   events of a journal -> the columns and points that they change
-    attempt_rows one attempt -> its rows, its metrics and curves, a stretch of its journal at a time
+    attempt_rows attempts -> their rows, metrics and curves, a stretch of journals at a time
     ingest       run directories -> rows, incrementally
     maintenance  upgrade, check, rebuild, backup
 

@@ -1,10 +1,10 @@
 """Ingest run directories into the database.
 
-Ingesting is incremental, idempotent and resumable, because the database records how far each journal was read. An
-attempt is stored in transactions of at most TRANSACTION_BYTES of its journal: the rows and the offset after them are
-stored together, and other writers need not wait for the end of a long journal. An attempt whose journal has not changed
-costs one `stat`. If a journal has changed, its last bytes before the offset must be the same as before; otherwise its
-rows are deleted and it is read again from the start.
+Ingesting is incremental, idempotent and resumable, because the database records how far each journal was read. A
+transaction stores at most AT_ONCE attempts and `attempt_rows.STRETCH_BYTES` of their journals: the rows and the offsets
+after them are stored together, and other writers need not wait for the end of a long journal. An attempt whose journal
+has not changed costs one `stat`. If a journal has changed, its last bytes before the offset must be the same as before;
+otherwise its rows are deleted and it is read again from the start.
 
 An attempt whose run directory is gone keeps its rows and is marked as gone, so that its numbers are not shown as
 results; the mark is removed when the directory is back.
@@ -13,23 +13,24 @@ results; the mark is removed when the directory is back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
-from sqlalchemy import Engine, bindparam, select, update
+from sqlalchemy import Connection, Engine, bindparam, select, update
 
 from gpas_cli.files import overlapped
-from gpas_cli.store import owner, rundir, session
-from gpas_cli.store.attempt_rows import Stored, Unreadable, forget_attempt, journal_stat, read_lines, store_attempt
+from gpas_cli.store import journal, owner, rundir, session
+from gpas_cli.store.attempt_rows import Unreadable, forget_attempt, journal_stat, store_attempts
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow
 
 _KEY_DIGITS = 16
-TRANSACTION_BYTES = 16 << 20  # of a journal, about 80,000 events: other writers wait a second or two, not minutes
+AT_ONCE = 100  # attempts in a transaction
 _MARK_GONE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
 
@@ -55,37 +56,44 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     written; what was stored before remains.
     """
     owner.claim(engine, runs)
-    done = Ingested()
     known = _known(engine, keys)
-    skipped: list[str] = []
-    for folder, name, unchanged in _listed(runs, keys, skipped, dict(known)):
+    problems: list[str] = []
+    done = store(lambda: session.writing(engine), _changed(runs, keys, known, problems))
+    return done + Ingested(problems=tuple(problems), gone=_mark_gone(engine, runs, known.values()))
+
+
+def store(begin: Callable[[], AbstractContextManager[Connection]], attempts: Iterable[AttemptDir]) -> Ingested:
+    """Store the rows of attempts, in as many of the transactions that `begin` opens as that takes.
+
+    Within one, a savepoint keeps what was stored before from an attempt that cannot be read.
+    """
+    rest, waiting, changed, done = iter(attempts), list[AttemptDir](), set[AttemptDir](), Ingested()
+    while waiting := [*waiting, *islice(rest, AT_ONCE - len(waiting))]:
+        try:
+            with begin() as connection, connection.begin_nested():
+                stored = store_attempts(connection, waiting)
+        except Unreadable as problem:
+            alone = (store(begin, [one]) for one in waiting) if waiting[1:] else [Ingested(problems=(str(problem),))]
+            done, waiting = sum(alone, done), []
+        else:
+            done += sum((Ingested(0, one.changes.events, one.changes.damaged) for one in stored), Ingested())
+            changed |= {one.attempt for one in stored if one.changed}
+            waiting = [one.attempt for one in stored if not one.complete] + waiting[len(stored) :]
+    return done + Ingested(len(changed))
+
+
+def _changed(
+    runs: Path, keys: Iterable[str] | None, known: dict[tuple[str, int], Journal], problems: list[str]
+) -> Iterator[AttemptDir]:
+    """Yield the attempts that have news, and remove those that are there from `known`."""
+    for folder, name, unchanged in _listed(runs, keys, problems, dict(known)):
         before = known.pop((folder[-_KEY_DIGITS:], int(name)), None)
-        if unchanged:
-            continue
         attempt = AttemptDir(Path(folder, name))
         try:
-            if not _has_news(attempt, before):
-                continue
-            done += _ingest(engine, attempt)
-        except Unreadable as problem:
-            done += Ingested(problems=(str(problem),))
-    return done + Ingested(problems=tuple(skipped), gone=_mark_gone(engine, runs, known.values()))
-
-
-def counted(stored: Stored) -> Ingested:
-    """Return what was stored of an attempt as the result of a `sync`."""
-    return Ingested(int(stored.changed), stored.events, stored.damaged)
-
-
-def _ingest(engine: Engine, attempt: AttemptDir) -> Ingested:
-    done = Ingested()
-    complete = False
-    while not complete:
-        with session.writing(engine) as connection:
-            stored = store_attempt(connection, attempt, TRANSACTION_BYTES)
-        complete = stored.complete
-        done += replace(counted(stored), attempts=int(stored.changed and not done.attempts))
-    return done
+            if not unchanged and _has_news(attempt, before):
+                yield attempt
+        except OSError as problem:
+            problems.append(f"{problem.filename or attempt.path}: {problem.strerror}")
 
 
 def _listed(
@@ -125,10 +133,9 @@ def _has_news(attempt: AttemptDir, known: Journal | None) -> bool:
     if known is None or known.gone is not None:
         return True
     size, mtime = journal_stat(attempt)
-    if size < known.offset or mtime != known.mtime:
-        return True
+    new = size < known.offset or mtime != known.mtime
     # A torn last line always remains after the offset: check it with a read, without a transaction.
-    return size > known.offset and read_lines(attempt, known.offset, limit=1)[1] > known.offset
+    return new or (size > known.offset and journal.read_bytes(attempt.journal_path, known.offset, 1)[1] > known.offset)
 
 
 def _mark_gone(engine: Engine, runs: Path, rest: Iterable[Journal]) -> int:

@@ -21,33 +21,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpas_cli.events import (
-    ENVELOPE,
-    Checkpoint,
-    Evaluation,
-    Event,
-    Layers,
-    Outcome,
-    Removal,
-    RemovalScore,
-    Score,
-    Scoring,
-    Started,
-    Step,
-    Warned,
-    event_of,
-    fields_of,
-)  # fmt: skip
+from gpas_cli import events
 from gpas_cli.files import open_descriptor, open_regular, read_regular
 from gpas_cli.structure import plain
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
-_EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
+_EXPENDABLE = (events.Step, events.Layers)  # dropped first beyond the limit: frequent and least important
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 _HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
-_COUNTING = (Step, Scoring, Outcome)
+_COUNTING = (events.Step, events.Scoring, events.Outcome)
 # Rare events, which are fsynced so that other hosts see them at once.
-_SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
+_SYNCED = (
+    *(events.Started, events.Evaluation, events.Checkpoint, events.Removal, events.RemovalScore),
+    *(events.Score, events.Outcome),
+)
 
 
 class Line:
@@ -60,7 +47,7 @@ class Line:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
-        self._event: Event | None = None
+        self._event: events.Event | None = None
 
     @property
     def n(self) -> int:
@@ -77,10 +64,10 @@ class Line:
         return str(self.values["kind"])
 
     @property
-    def event(self) -> Event:
+    def event(self) -> events.Event:
         """The event; `Unknown` or `Malformed` if this version cannot read it."""
         if self._event is None:
-            self._event = event_of(self.values)
+            self._event = events.event_of(self.values)
         return self._event
 
 
@@ -96,7 +83,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
-        self._pending: list[tuple[Event, bytes]] = []
+        self._pending: list[tuple[events.Event, bytes]] = []
         self._reported = 0
         self._warnings = 0
         self._lost: OSError | None = None
@@ -112,7 +99,7 @@ class Journal:
         """The number of events in memory that are not yet on disk."""
         return len(self._pending)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: events.Event) -> None:
         """Append an event. Raises TypeError for values that JSON cannot represent, ValueError after `close`."""
         if self._fd < 0:
             raise ValueError(f"{self.path}: the journal is closed")
@@ -144,15 +131,15 @@ class Journal:
         if self._lost is not None:
             raise self._lost
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, event: events.Event) -> None:
         """Queue an event for writing."""
-        if isinstance(event, Warned):
+        if isinstance(event, events.Warned):
             self._warnings += 1
         elif self._warnings and isinstance(event, _COUNTING):
             event = replace(event, warnings=self._warnings)
-        fields = fields_of(event)
-        if not ENVELOPE.isdisjoint(fields):
-            raise TypeError(f"{', '.join(sorted(ENVELOPE & set(fields)))}: written by the journal itself")
+        fields = events.fields_of(event)
+        if not events.ENVELOPE.isdisjoint(fields):
+            raise TypeError(f"{', '.join(sorted(events.ENVELOPE & set(fields)))}: written by the journal itself")
         values = {"n": self._n, "t": time.time(), "kind": event.kind}
         self._pending.append((event, encode(values | {name: plain(value) for name, value in fields.items()})))
         self._n += 1
@@ -164,7 +151,7 @@ class Journal:
         if self.dropped > self._reported:
             lost = self.dropped - self._reported
             self._reported = self.dropped
-            self._keep(Warned(f"{lost} events were lost while the disk could not be written", dropped=lost))
+            self._keep(events.Warned(f"{lost} events were lost while the disk could not be written", dropped=lost))
             self._flush()
 
     def _write(self, line: bytes) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from sqlalchemy import Connection, Engine, delete, inspect, select, text
 from gpas_cli.errors import StoreError
 from gpas_cli.files import open_descriptor
 from gpas_cli.store import journal, owner, rundir, session
-from gpas_cli.store.attempt_rows import STRETCH_BYTES, Unreadable, store_attempt, tail_of
-from gpas_cli.store.ingest import Ingested, counted
+from gpas_cli.store.attempt_rows import STRETCH_BYTES, tail_of
+from gpas_cli.store.ingest import Ingested, store
 from gpas_cli.store.peek import BASELINE, HEAD, LOG_SUFFIXES
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
@@ -68,8 +68,6 @@ def _inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Ite
             yield from _journal(attempt, dict(row), since)
         except OSError as error:
             yield _Defect(f"{attempt.journal_path}: {error.strerror}", "make it readable")
-        except Unreadable as problem:
-            yield _Defect(str(problem), "make it readable")
     yield from (_Defect(problem, "make it readable, or move it away") for problem in skipped)
     for row in rows.values():
         if rundir.is_gone(runs / row["directory"]):
@@ -231,17 +229,12 @@ def _kept_beside(url: str, path: Path | None) -> Iterator[None]:
 
 def _fill(connection: Connection, runs: Path) -> Ingested:
     """Replace all rows by the rows of the run directories, in the caller's transaction."""
-    done = Ingested()
     skipped: list[str] = []
     for table in (LayerCurveRow, CurveRow, ScoreRow, MetricRow, AttemptRow, StageRow):
         connection.execute(delete(table))
-    for attempt in rundir.all_attempts(runs, skipped):
-        try:
-            with connection.begin_nested():
-                done += counted(store_attempt(connection, attempt))
-        except Unreadable as problem:
-            done += Ingested(problems=(str(problem),))
-    return done + Ingested(problems=tuple(skipped))
+    return store(lambda: nullcontext(connection), rundir.all_attempts(runs, skipped)) + Ingested(
+        problems=tuple(skipped)
+    )
 
 
 def check(url: str, runs: Path, since: float = math.inf) -> list[_Defect]:

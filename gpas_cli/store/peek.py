@@ -6,8 +6,8 @@ they have. Whatever is wrong with the file, the caller does both and reports it.
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.files import overlapped
 from gpas_cli.project import Project
 from gpas_cli.store.records import ProjectRecord
-from gpas_cli.store.rundir import JOURNAL, attempt_names, read_record, stage_dir
+from gpas_cli.store.rundir import JOURNAL, Listing, look_in, read_record, stage_dir
 from gpas_cli.words import count
 
 HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
@@ -44,10 +44,14 @@ class Journal(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows."""
+    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows.
+
+    listed: what `look_in` has returned for each stage, of all of them if `current`.
+    """
 
     current: bool
     known: frozenset[str]
+    listed: Mapping[str, Listing]
 
 
 def may_write(path: Path) -> bool:
@@ -114,16 +118,18 @@ def survey(rows: Rows, runs: Path, keys: Collection[str]) -> Survey:
     for row in rows_in(rows, f"SELECT {columns} FROM attempt WHERE stage_key IN ({{}})", keys):
         key, number, *others = row.values()
         known.setdefault(key, {})[number] = Journal(*others)
-    skipped: list[str] = []
+    listed: dict[str, Listing] = {}
 
     def is_current(key: str) -> bool:
-        folder, before = str(stage_dir(runs, key)), known.get(key, {})
-        names = attempt_names(folder, skipped)
-        return {int(name) for name in names} == before.keys() and all(
-            is_unchanged(f"{folder}/{name}/{JOURNAL}", before[int(name)]) for name in names
-        )
+        folder, before = stage_dir(runs, key), known.get(key, {})
+        with suppress(OSError):
+            names, _ = listed[key] = look_in(folder)
+            return {int(name) for name in names} == before.keys() and all(
+                is_unchanged(f"{folder}/{name}/{JOURNAL}", before[int(name)]) for name in names
+            )
+        return False
 
-    return Survey(all(overlapped(is_current, keys)) and not skipped, frozenset(known))
+    return Survey(all(overlapped(is_current, keys)), frozenset(known), listed)
 
 
 def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str, Any]]:

@@ -107,7 +107,10 @@ def forgotten_attempts(runs: Path, key: str) -> list[AttemptDir]:
     return [AttemptDir(stage / f"{FORGOTTEN}{name}") for name in numbers]
 
 
-def look_in(stage: Path) -> tuple[list[str], frozenset[str]]:
+Listing = tuple[list[str], frozenset[str]]
+
+
+def look_in(stage: Path) -> Listing:
     """Return the names of the attempts in the folder of a stage, oldest first, and those of what else is there: files
     and the folders of forgotten attempts. One listing serves both."""
     try:

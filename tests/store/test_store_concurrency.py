@@ -48,7 +48,10 @@ def killed_sync(engine: Engine, life: Life, at: int) -> None:
             sync(engine, life.runs)
 
 
-def test_a_killed_sync_is_continued(engine: Engine, life: Life, as_fresh: Callable[[Engine], None]) -> None:
+def test_a_killed_sync_is_continued(
+    engine: Engine, life: Life, as_fresh: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "AT_ONCE", 1)
     for n in range(3):
         life.whole(f"{n:016x}")
     killed_sync(engine, life, 2)
@@ -62,8 +65,7 @@ def test_a_killed_sync_of_a_long_journal_is_continued_in_it(
 ) -> None:
     size = life.whole().journal_path.stat().st_size
     monkeypatch.setattr(attempt_rows, "STRETCH_BYTES", 300)
-    monkeypatch.setattr(ingest, "TRANSACTION_BYTES", 700)
-    killed_sync(engine, life, 6)
+    killed_sync(engine, life, 4)
     with engine.connect() as connection:
         offset, events, mtime = connection.execute(
             text("SELECT journal_offset, journal_events, journal_mtime FROM attempt")
@@ -98,7 +100,7 @@ import pathlib, sys
 from gpas_cli.store import attempt_rows, ingest, session
 url, runs, stretch, stop = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4])
 attempt_rows.STRETCH_BYTES = stretch
-ingest.TRANSACTION_BYTES = 2 * stretch
+ingest.AT_ONCE = 3
 engine = session.connect(url)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 from gpas_cli.errors import StoreError
 from gpas_cli.events import Layers, Outcome, Step
 from gpas_cli.store import attempt_rows, journal, session
-from gpas_cli.store.attempt_rows import Stored, store_attempt
+from gpas_cli.store.attempt_rows import store_attempts
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.journal import encode
 from gpas_cli.store.rundir import AttemptDir
@@ -178,7 +179,9 @@ def test_the_update_that_training_resumed_from_is_that_of_its_newest_start(engin
         assert only(engine).resumed_from == resumed
 
 
-def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life: Life) -> None:
+def test_the_first_attempt_describes_the_stage_in_any_order(
+    engine: Engine, life: Life, as_fresh: Callable[[Engine], None]
+) -> None:
     first = life.attempt(cell={"asked": "first"})
     hidden = first.attempt_path.rename(first.path / "hidden")
     life.attempt(cell={"asked": "second"})
@@ -191,6 +194,7 @@ def test_the_first_attempt_describes_the_stage_in_any_order(engine: Engine, life
     sync(engine, life.runs)
     with engine.connect() as connection:
         assert connection.scalar(select(StageRow.cell)) == {"asked": "first"}
+    as_fresh(engine)
 
 
 @cases("store/cases.yaml")
@@ -354,10 +358,18 @@ def test_a_curve_of_any_length_is_stored_and_replaced(engine: Engine, life: Life
         assert [tuple(row) for row in found] == [(step, loss) for step in range(steps)]
 
 
-def test_a_transaction_ends_after_the_limit(engine: Engine, life: Life) -> None:
-    attempt = life.whole()
-    size = attempt.journal_path.stat().st_size
-    with session.writing(engine) as connection:
-        assert store_attempt(connection, attempt, limit=size) == Stored(True, 26, 0, complete=False)
-    with session.writing(engine) as connection:
-        assert store_attempt(connection, attempt, limit=size) == Stored(False, 0, 0, complete=True)
+def test_a_transaction_ends_after_the_limit(
+    engine: Engine, life: Life, monkeypatch: pytest.MonkeyPatch, as_fresh: Callable[[Engine], None]
+) -> None:
+    attempts = [life.whole(KEY), life.whole(OTHER)]
+    monkeypatch.setattr(attempt_rows, "STRETCH_BYTES", min(one.journal_path.stat().st_size for one in attempts))
+
+    def stored(*waiting: AttemptDir) -> list[tuple[AttemptDir, int, bool, bool]]:
+        with session.writing(engine) as connection:
+            done = store_attempts(connection, waiting)
+        return [(one.attempt, one.changes.events, one.changed, one.complete) for one in done]
+
+    assert stored(*attempts) == [(attempts[0], 26, True, False)]
+    assert stored(*attempts) == [(attempts[0], 0, False, True), (attempts[1], 26, True, False)]
+    assert stored(*attempts[1:]) == [(attempts[1], 0, False, True)]
+    as_fresh(engine)

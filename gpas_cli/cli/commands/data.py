@@ -104,7 +104,7 @@ def prepare(
     Can be killed and run again, or run twice at once: finished shards are kept, and the result is always the same.
     Shards that fail their checksums are rebuilt.
 
-    Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
+    Example: gpas data prepare table2 --where size=71m --workers 16
     """
     # The default action ends no worker and releases no semaphore, of which Python then complains.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -181,7 +181,7 @@ def status(as_json: AsJson = False) -> None:
 
     Also shows the fraction of the text that `layout: pad` cuts off. Reads no text and builds nothing.
 
-    Example: [bold]gpas data status --json[/bold]
+    Example: gpas data status --json
     """
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
@@ -204,7 +204,7 @@ def status(as_json: AsJson = False) -> None:
 def check(as_json: AsJson = False) -> None:
     """Verify the checksums of the token caches. Changes nothing. Exit code 4 if a file is damaged.
 
-    Example: [bold]gpas data check[/bold]
+    Example: gpas data check
     """
     cache = project().cache
     found, unknown = list_caches(cache), undescribed_caches(cache)
@@ -242,7 +242,7 @@ def import_task(
     answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
     prints.
 
-    Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
+    Example: gpas data import-task ARC-Easy/test.json --task arc_easy
     """
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root, Path(examples).expanduser() if examples else None)
