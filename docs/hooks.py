@@ -65,7 +65,8 @@ def commands() -> str:
 
     command = _program()
     text = get_docs_for_click(obj=command, ctx=Context(command), name="gpas")
-    return _plain(f"{_overview(command)}\n\n{text[text.index('## `gpas init`') :]}")
+    text = re.sub(r"(?<=^Example: )(.+)", r"`\1`", text, flags=re.MULTILINE)
+    return f"{_overview(command)}\n\n{text[text.index('## `gpas init`') :]}"
 
 
 def options() -> str:
@@ -79,17 +80,13 @@ def options() -> str:
     for name, helps in sorted(uses.items()):
         meanings = (f"- {', '.join(paths)}: {text}" for text, paths in helps.items())
         lines += [f"#### `{name}` {{ #option{name[1:]} }}", "", *meanings, ""]
-    return _plain("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _program() -> Any:
     from typer.main import get_command
 
     return get_command(make_app())
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text)
 
 
 def _overview(command: Any) -> str:

@@ -40,9 +40,6 @@ class Exit(IntEnum):
         member.meaning = meaning
         return member
 
-    def __str__(self) -> str:
-        return f"{int(self)} {self.meaning}"
-
     DONE = 0, "done"
     USAGE = 2, "usage: the command or a file that it reads must be changed; nothing was started"
     INCOMPLETE = 3, "incomplete: some cells have no result, or the user answered no"

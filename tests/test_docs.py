@@ -317,7 +317,7 @@ def test_generated_parts_name_everything() -> None:
         assert f"# `{name}`\n" in listed
         assert f"| [`{name}`](#{name.replace(' ', '-')}) | " in listed
     assert re.search(r"^#### `--notify` \{ #option-notify \}\n\n- .*`gpas run grid`", parts["options"](), re.MULTILINE)
-    assert "[bold]" not in listed
+    assert "\nExample: `gpas run grid quickstart --where gate=gpas`\n" in listed
     form = parts["json"]()
     for name in documents():
         assert f"`gpas {name}`" in form

@@ -4,13 +4,17 @@ Each sub-command is the function of its name, or the Typer application `app`, in
 the commands that share a module. Importing all of them takes longer than most commands, so the program imports only the
 one that runs, and none to list them.
 
+Help texts are Click's plain screens of at most 100 columns, with headings and names in colour on a terminal. Typer's
+own screens leave a third of 80 columns for what an option does, and import rich's Markdown, syntax and traceback
+modules, which take 0.3 of the CPU time of `gpas --help`.
+
 In bash, completion gets pieces of words, because bash splits the command line at `=` and `:` too, and replaces only the
 last one: for `gpas status --where norm=s<TAB>` it passes "--where", "norm", "=", "s", and replaces the "s".
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -25,10 +29,28 @@ from gpas_cli import __version__
 from gpas_cli.cli.console import STATE
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import Command, extensions, missing
+from gpas_cli.words import grouped
+
+
+class _Formatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type]
+    """Click's formatter with headings, examples and the names of commands and options in colour."""
+
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(typer.style(heading, bold=True))
+
+    def write_text(self, text: str) -> None:
+        super().write_text(re.sub(r"(?<=Example: ).+", lambda found: typer.style(found[0], bold=True), text))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], **options: Any) -> None:
+        super().write_dl([(typer.style(name, fg="cyan", bold=True), text) for name, text in rows], **options)
+
+
+class _Context(typer.Context):
+    formatter_class = _Formatter
 
 
 class _ConfigAnywhere(TyperGroup):
-    """A command group that accepts --config after the command: `gpas plan --config other.yaml`."""
+    """The program: a command group that accepts --config after the command: `gpas plan --config other.yaml`."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
@@ -37,14 +59,21 @@ class _ConfigAnywhere(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _config_first(args))
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        named: list[tuple[str, Any]] = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        width = max(len(name) for name, _ in named)
+        lines = grouped((one.rich_help_panel, (f"{name:{width}}", one.short_help)) for name, one in named)
+        for heading, rows in (lines | {"Exit codes": [(str(code), code.meaning) for code in Exit]}).items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
 
 class _OneAtATime(_ConfigAnywhere):
     """The group of all commands. Each is imported when it is called; their lines of help are read to list them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         for name, one in commands().items():
-            shown = TyperCommand(name, help=one.about, rich_markup_mode="rich", rich_help_panel=one.heading)
-            self.commands.setdefault(name, shown)
+            self.commands.setdefault(name, TyperCommand(name, short_help=one.about, rich_help_panel=one.heading))
         return super().list_commands(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -61,8 +90,12 @@ class _OneAtATime(_ConfigAnywhere):
 
 
 def _tidy_help(command: Any) -> None:
-    """Show no type for flags such as --yes in help texts, and break lines only where the terminal ends."""
+    """Prepare the help text of a command and of those in it: no type for flags such as --yes, lines that end only where
+    the terminal does, and the whole first paragraph in lists of commands.
+    """
+    command.rich_markup_mode, command.context_class = None, _Context
     command.help = re.sub(r"(?<=\S)\n(?=\w|`|\(|--)", " ", command.help or "")
+    command.short_help = command.short_help or command.help.partition("\n\n")[0]
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -168,14 +201,14 @@ def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
     """Return the application with only the sub-command `asked`, by default with all of them; with "", these are
     imported one at a time. `word` follows the sub-command on the command line.
     """
+    coloured = False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
     app = typer.Typer(
         name="gpas",
         cls=_OneAtATime if asked == "" else _ConfigAnywhere,
         help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
-        epilog="\n".join(("Start with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *map(str, Exit))),
+        epilog="Start with: gpas init, gpas run grid, gpas table --paper",
         no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "color": coloured},
         pretty_exceptions_enable=False,
     )
     app.callback()(main)

@@ -190,9 +190,16 @@ def test_too_little_memory_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_commands_are_listed_under_headings(face: Face) -> None:
     said = face("--help").out
-    places = [said.index(f"─ {heading} ─") for heading in ("Every day", "More to read", "Data and disks")]
+    places = [said.index(f"\n{heading}:\n") for heading in ("Every day", "More to read", "Data and disks")]
     assert places == sorted(places)
-    assert places[0] < said.index("│ retry") < places[1] < said.index("│ diff") < places[2] < said.index("│ doctor")
+    assert (
+        places[0]
+        < said.index("\n  retry ")
+        < places[1]
+        < said.index("\n  diff ")
+        < places[2]
+        < said.index("\n  doctor ")
+    )
 
 
 def test_a_line_of_help_is_that_of_its_command() -> None:

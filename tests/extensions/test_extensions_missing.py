@@ -167,7 +167,7 @@ CALLS = {
 @pytest.mark.parametrize("hidden", CALLS, indirect=True)
 def test_a_missing_command_is_named(tmp_path: Path, hidden: str) -> None:
     project, words = Face(tmp_path / "project"), CALLS[hidden].split()
-    assert words[0] not in IN_WHEEL[hidden] or f"│ {words[0]} " not in project("--help").out
+    assert words[0] not in IN_WHEEL[hidden] or f"\n  {words[0]} " not in project("--help").out
     assert f"needs the extension {hidden}, which this installation does not have" in project(*words, expect=2).err
 
 

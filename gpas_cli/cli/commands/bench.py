@@ -61,7 +61,7 @@ def bench(
     (as measured with a large product of matrices and a copy), and the MFU that the update would have if that part took
     its least time.
 
-    Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
+    Example: gpas bench table2 --where size=71m --seconds 30
     """
     found = []
     with working("measuring") as show:

@@ -66,9 +66,9 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     Name a cell that experiments.yaml no longer declares by the start of its key.
 
-    Example: [bold]gpas cancel pre-gpas-s1[/bold]
+    Example: gpas cancel pre-gpas-s1
 
-    Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
+    Example: gpas cancel table2 --where size=1b --yes
     """
     states = cell_statuses(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
@@ -129,9 +129,9 @@ def retry(
     With --done, tables show the old number until the new attempt has a result, and `gpas why` shows both. If the
     command is killed, the request remains and `gpas run grid` runs these cells.
 
-    Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
+    Example: gpas retry pre-gpas-s1 --set resources.mem=64G
 
-    Example: [bold]gpas retry quickstart --done --where norm=lns[/bold]
+    Example: gpas retry quickstart --done --where norm=lns
     """
     if done:
         _run_again(chosen_cells(cells, where), settings or [], options, dry_run)
@@ -221,9 +221,9 @@ def forget(
     All attempts of the stage are set aside in the run directory, so that nothing resumes from them. Stages that build
     on a forgotten one are forgotten too, in every cell that shares it.
 
-    Example: [bold]gpas forget pre-gpas-s1 --why "wrong tokenizer"[/bold]
+    Example: gpas forget pre-gpas-s1 --why "wrong tokenizer"
 
-    Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
+    Example: gpas forget pre-gpas-s1 --undo
     """
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}

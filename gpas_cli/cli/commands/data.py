@@ -105,7 +105,7 @@ def prepare(
     Can be killed and run again, or run twice at once: finished shards are kept, and the result is always the same.
     Shards that fail their checksums are rebuilt.
 
-    Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
+    Example: gpas data prepare table2 --where size=71m --workers 16
     """
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
@@ -185,7 +185,7 @@ def status(as_json: AsJson = False) -> None:
 
     Also shows the fraction of the text that `layout: pad` cuts off. Reads no text and builds nothing.
 
-    Example: [bold]gpas data status --json[/bold]
+    Example: gpas data status --json
     """
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
@@ -208,7 +208,7 @@ def status(as_json: AsJson = False) -> None:
 def check(as_json: AsJson = False) -> None:
     """Verify the checksums of the token caches. Changes nothing. Exit code 4 if a file is damaged.
 
-    Example: [bold]gpas data check[/bold]
+    Example: gpas data check
     """
     cache = project().cache
     found, unknown = list_caches(cache), undescribed_caches(cache)
@@ -246,7 +246,7 @@ def import_task(
     answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
     prints.
 
-    Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
+    Example: gpas data import-task ARC-Easy/test.json --task arc_easy
     """
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root, Path(examples).expanduser() if examples else None)

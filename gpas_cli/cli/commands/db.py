@@ -85,7 +85,7 @@ class MergedJson(DocumentJson):
 def upgrade(as_json: AsJson = False) -> None:
     """Upgrade the schema of the database to this version; make a backup first.
 
-    Example: [bold]gpas db upgrade[/bold]
+    Example: gpas db upgrade
     """
     backup = maintenance.upgrade(project().database)
     say(f"The database is up to date{f'; backup: {backup}' if backup else ''}.")
@@ -97,7 +97,7 @@ def upgrade(as_json: AsJson = False) -> None:
 def check(as_json: AsJson = False) -> None:
     """Read new journal events, and compare the database with the run directories. Exit code 4 if they disagree.
 
-    Example: [bold]gpas db check[/bold]
+    Example: gpas db check
     """
     began = time.time()
     problem = ingest(project())
@@ -119,7 +119,7 @@ def check(as_json: AsJson = False) -> None:
 def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     """Rebuild the database from the run directories. The old database is replaced once the new one is complete.
 
-    Example: [bold]gpas db rebuild --yes[/bold]
+    Example: gpas db rebuild --yes
     """
     confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
@@ -134,7 +134,7 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
 def backup(as_json: AsJson = False) -> None:
     """Copy the database to a file beside it, even while it is in use.
 
-    Example: [bold]gpas db backup[/bold]
+    Example: gpas db backup
     """
     made = maintenance.backup(project().database)
     say(f"Backup: {made}")
@@ -157,7 +157,7 @@ def merge(
     numbers; `gpas why` shows where each comes from. A result that is here already is kept, and compared with the
     other. Merging twice copies nothing. Exit code 4 if a run directory cannot be read.
 
-    Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
+    Example: gpas db merge /mnt/other-cluster/gpas
     """
     asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
     stages: list[MergedStage] = []
@@ -188,7 +188,7 @@ class SyncedJson(DocumentJson):
 def sync(as_json: AsJson = False) -> None:
     """Read new journal events from run directories into the database. Other commands do so automatically.
 
-    Example: [bold]gpas db sync[/bold]
+    Example: gpas db sync
     """
     here = project()
     with session.opened(here.database) as engine:

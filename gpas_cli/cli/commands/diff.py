@@ -62,11 +62,11 @@ def diff(
     NAME@2 is the second attempt at the last stage of a cell that has attempts. With --in, B is a cell of another
     project, by default the one with the same name.
 
-    Example: [bold]gpas diff pre-s1 pre-gpas-s1[/bold]
+    Example: gpas diff pre-s1 pre-gpas-s1
 
-    Example: [bold]gpas diff pre-s1@1 pre-s1@2[/bold]
+    Example: gpas diff pre-s1@1 pre-s1@2
 
-    Example: [bold]gpas diff pre-s1 --in ../copy[/bold]
+    Example: gpas diff pre-s1 --in ../copy
     """
     if not other and folder is None:
         raise GpasError("name a second cell, an attempt (NAME@2), or another project with --in")

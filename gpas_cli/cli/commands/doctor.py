@@ -48,9 +48,9 @@ def doctor(
 
     A plugin, and the copy of the code that jobs run, are Python with your permissions: read them before --trust.
 
-    Example: [bold]gpas doctor[/bold]
+    Example: gpas doctor
 
-    Example: [bold]gpas doctor --trust /shared/project[/bold]
+    Example: gpas doctor --trust /shared/project
     """
     for folder in trust or ():
         trusted.trust(folder)

@@ -72,7 +72,7 @@ def explain(cells: Cells, as_json: AsJson = False) -> None:
 
     In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
 
-    Example: [bold]gpas explain mix-gpas-s1[/bold]
+    Example: gpas explain mix-gpas-s1
     """
     found = find_cells(cells)
     if as_json:

@@ -58,7 +58,7 @@ def gc(
 
     Results, journals and logs are never deleted, nor what a run may resume from.
 
-    Example: [bold]gpas gc table2 --rule superseded --rule finished --older-than 30 --delete[/bold]
+    Example: gpas gc table2 --rule superseded --rule finished --older-than 30 --delete
     """
     rules = rule or ["superseded"]
     for name in rules:

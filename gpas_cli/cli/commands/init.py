@@ -27,7 +27,7 @@ def init(
     With --papers, the file declares the grids of the papers, too, at full size and in minutes. The BERT-large in which
     The Curse of Depth removes layers is not among them.
 
-    Example: [bold]gpas init my-project[/bold]
+    Example: gpas init my-project
     """
     target = directory / CONFIG_NAME
     utf8_path(target.absolute())  # no other command would read it

@@ -49,7 +49,7 @@ def logs(
 
     With -f, keeps printing through further attempts and requeued SLURM jobs until the cell has ended or Ctrl-C.
 
-    Example: [bold]gpas logs pre-gpas-s1 -f --tail 20[/bold]
+    Example: gpas logs pre-gpas-s1 -f --tail 20
     """
     (entry,) = find_cells([cell])
     log = CellLog(entry, raw=events)

@@ -49,7 +49,7 @@ def plan(
 
     Exit code 0 even if the run would be refused; `gpas run grid --dry-run` then exits with 2.
 
-    Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
+    Example: gpas plan table2 --gpu H100:8 --price 2.5
     """
     chosen = varied_entries(names, where)
     if not where:

@@ -65,7 +65,7 @@ def run_grid(
 
     Exit code 0 if all cells are done, 3 if some are not, 4 if some failed.
 
-    Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
+    Example: gpas run grid quickstart --where gate=gpas
     """
     if for_table and names:
         raise GpasError(f"--for-table chooses the grids of table {for_table}; leave out {shlex.join(names)}")
@@ -120,7 +120,7 @@ def train(
 
     Exit code 0 if the cell has a result, 3 if it was interrupted, 4 if it failed.
 
-    Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
+    Example: gpas train pre-gpas-s1 optim.lr=3e-3 --profile
     """
     for argument in settings or ():
         if "=" not in argument:

@@ -149,9 +149,9 @@ def status(
     ETA, on this machine and on SLURM: until Ctrl-C on a terminal, else once. With --usage, shows what ended SLURM jobs
     asked for and used, according to SLURM's accounting.
 
-    Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
+    Example: gpas status quickstart --where gate=gpas --sort perplexity
 
-    Example: [bold]gpas status table2 --watch[/bold]
+    Example: gpas status table2 --watch
     """
     states = [part.strip() for part in state.split(",")] if state else []
     if unknown := next((one for one in states if one not in ORDER), None):

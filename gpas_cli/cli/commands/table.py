@@ -90,7 +90,7 @@ def table(
     A cell without a result shows its progress. Differences, in parentheses, are means of paired differences over seeds
     with half their 95 % interval.
 
-    Example: [bold]gpas table quickstart --paper --format markdown[/bold]
+    Example: gpas table quickstart --paper --format markdown
     """
     form = "json" if as_json else form
     names, settings = split_settings(names or [])

@@ -99,9 +99,9 @@ def why(
     paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
     environment, the hours that it took, and the command that makes it again.
 
-    Example: [bold]gpas why pre-gpas-s1[/bold]
+    Example: gpas why pre-gpas-s1
 
-    Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
+    Example: gpas why 'table2[pre+gpas,71m]'
     """
     places = [place for name in names if (place := place_name(name))]
     found = find_cells([name for name in names if not place_name(name)])

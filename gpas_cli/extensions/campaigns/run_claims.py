@@ -112,7 +112,7 @@ def run_claims(
 
     Exit code 0 if each claim is decided, 3 if one is not, 4 if a run failed.
 
-    Example: [bold]gpas run claims gpas-lowers-perplexity --toy --max-seeds 8[/bold]
+    Example: gpas run claims gpas-lowers-perplexity --toy --max-seeds 8
     """
     STATE.check_reports = True
     rules = Rules(level, max_seeds)

@@ -35,7 +35,7 @@ def run_tuned(
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 
-    Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4[/bold]
+    Example: gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4
     """
     search = Search(grid, where, setting, _factors(factors), options)
     if dry_run:

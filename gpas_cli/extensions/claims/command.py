@@ -68,9 +68,9 @@ def claims(
 
     With --appendix, writes what an artifact committee asks for.
 
-    Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
+    Example: gpas claims gpas-lowers-perplexity --toy
 
-    Example: [bold]gpas claims --source gpas --appendix appendix.md --price 2.5[/bold]
+    Example: gpas claims --source gpas --appendix appendix.md --price 2.5
     """
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     if tuned:

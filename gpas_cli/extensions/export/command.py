@@ -101,11 +101,11 @@ def export(
     With --contribute: a file with the journals of a cell, for the folder results of a paper. There, `gpas table
     --paper` shows its numbers under your name, beside those of the project and the published ones.
 
-    Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
+    Example: gpas export pre-gpas-s1 exported/pre-gpas
 
-    Example: [bold]gpas export --archive table2.tar.gz table2[/bold]
+    Example: gpas export --archive table2.tar.gz table2
 
-    Example: [bold]gpas export --contribute pre-gpas-s1 mypaper/results --name "Ada Lovelace"[/bold]
+    Example: gpas export --contribute pre-gpas-s1 mypaper/results --name "Ada Lovelace"
     """
     if contribute and archive is not None:
         raise GpasError("--archive is for grids, --contribute for a cell: give one of them")

@@ -80,9 +80,9 @@ def curves(
     mark spikes of the loss and the gradient norm. Importance is drawn as bars if there are at most four series,
     angular_distances as a heat map for each. With --json, prints the numbers and writes a file only if -o is given.
 
-    Example: [bold]gpas figure curves quickstart --what activation_variance -o variance.pdf[/bold]
+    Example: gpas figure curves quickstart --what activation_variance -o variance.pdf
 
-    [bold]gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre[/bold]
+    Example: gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre
     """
     selection = _selection(what, at, layers, start, heat_map)
     paths = output.files(Path("figure"))
@@ -222,7 +222,7 @@ def paper(
 ) -> None:
     """Draw figures of the papers from your results, by default to the folder figures, as PDF, SVG and PNG.
 
-    Example: [bold]gpas figure paper gpas-4 --toy[/bold]
+    Example: gpas figure paper gpas-4 --toy
     """
     asked = paper_figures.named(names, experiments().packs)
     chosen = [spec for spec in asked if spec.toy or not toy]

@@ -32,7 +32,7 @@ def figure_envelope(
 ) -> None:
     """Plot the metric of a grid's table over an axis of numbers, with the best of each method marked.
 
-    Example: [bold]gpas figure envelope quickstart-lr --over optim.lr[/bold]
+    Example: gpas figure envelope quickstart-lr --over optim.lr
     """
     paths = output.files(Path("envelope"))
     chosen = entries(names, where)
@@ -73,7 +73,7 @@ def figure_convergence(
 
     The base is `against` of the grid's table, or --against.
 
-    Example: [bold]gpas figure convergence quickstart[/bold]
+    Example: gpas figure convergence quickstart
     """
     paths = output.files(Path("convergence"))
     chosen = entries(names, where)
@@ -120,7 +120,7 @@ def figure_scaling(names: Names = None, where: Where = None, *, output: Output) 
 
     For cells of one size it is the loss over training tokens.
 
-    Example: [bold]gpas figure scaling quickstart-scaling[/bold]
+    Example: gpas figure scaling quickstart-scaling
     """
     paths = output.files(Path("scaling"))
     chosen = entries(names, where)

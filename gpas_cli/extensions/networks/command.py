@@ -72,7 +72,7 @@ def evaluate(
 
     Exit code 0 if every task has a score, 3 if not.
 
-    Example: [bold]gpas evaluate exported/pre-gpas --tasks arc_easy,piqa[/bold]
+    Example: gpas evaluate exported/pre-gpas --tasks arc_easy,piqa
     """
     section = _section({"tasks": tasks.split(","), "shots": shots, "limit": limit, "max_length": max_length})
     here = project()

@@ -57,9 +57,9 @@ def report(
     With --serve, only this machine can open the page, at the address that is printed; the second line is for a
     cluster's login node. Nothing on the page changes anything.
 
-    Example: [bold]gpas report quickstart -o quickstart.html[/bold]
+    Example: gpas report quickstart -o quickstart.html
 
-    Example: [bold]gpas report quickstart --serve[/bold]
+    Example: gpas report quickstart --serve
     """
     source = PageSource(names, where)
     if served:

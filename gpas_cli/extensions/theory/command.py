@@ -113,7 +113,7 @@ def bounds(cells: Cells, as_json: AsJson = False) -> None:
     They are those of Spike No More, in float64; `gpas theory depth` has those of The Curse of Depth and RaPTr. With
     gates they include how much of the gradient GPAS preserves (GPAS, appendix B).
 
-    Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
+    Example: gpas theory bounds mix-gpas-s1
     """
     found = find_cells(cells)
     theories = [_theory_of(entry.cell) for entry in found]
@@ -137,7 +137,7 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
     Prints the exponents fitted to the simulation beside the paper's: of the norm of the output and of the gap over the
     depth L, and of Psi, the change of the output without layer l, over L / l. Needs neither a cell nor torch.
 
-    Example: [bold]gpas theory stability -o figure3.pdf[/bold]
+    Example: gpas theory stability -o figure3.pdf
     """
     # More threads than one wait for each other: the products are small. numpy reads it when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -176,7 +176,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     Squared norms over d, entering layer 1 and after each layer: of the network of the proof, of the cell's network, and
     of random paths through it with and without square-root scaling, which keeps the growth of the whole network.
 
-    Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
+    Example: gpas theory norms quickstart-raptr/raptr-s1
     """
     with _measuring(cell, _BUILDING) as (entry, _):
         from gpas_cli.extensions.theory.growth import growths
@@ -201,7 +201,7 @@ def length(cell: Cell, *, output: Output) -> None:
 
     The first layer's attention at initialisation, on normal inputs, at its last token.
 
-    Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
+    Example: gpas theory length quickstart-spike/plain-small-lr0.008-s1
     """
     with _measuring(cell, _BUILDING) as (entry, _):
         from gpas_cli.extensions.theory.growth import length_law
@@ -228,7 +228,7 @@ def depth(cell: Cell, *, output: Output) -> None:
     For the gradient: equations (25), (34) to (37), with LNS (54) and (55). For the difference that a random layer makes
     to the loss: theorem 4.2, with both sides.
 
-    Example: [bold]gpas theory depth quickstart-curse/pre-normal-s1[/bold]
+    Example: gpas theory depth quickstart-curse/pre-normal-s1
     """
     here = project()
     with _measuring(cell, _BUILDING) as (entry, show):
@@ -258,7 +258,7 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     grows. The logits show this growth over the width only after some tens of updates (--updates 25); before, their
     change falls. Exit code 4 if the stream is not flat where it should be.
 
-    Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
+    Example: gpas theory coordinates quickstart/pre-gpas-s1
     """
     here = project()
     with _measuring(cell, "training small networks") as (entry, show):
