@@ -3,7 +3,7 @@
 import pytest
 from cases import cases
 
-from gpas_cli.extensions.roofline.kernels import IDLE, KINDS, Kind, examine, kind_of, least
+from gpas_cli.extensions.roofline.kernels import IDLE, KINDS, Kind, Reach, examine, kind_of, least
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import whole_flops_per_token
 from gpas_cli.spec.parse_cell import cell_from
@@ -27,11 +27,13 @@ def test_the_parts_have_all_flops_of_an_update(size: dict[str, int]) -> None:
     assert flops == pytest.approx(100 * whole_flops_per_token(cell(**size)))
 
 
-def test_the_times_of_a_profiled_update_have_kinds() -> None:
+def test_the_times_of_a_profiled_update_have_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a busy machine reaches may be less than what an update on it did.
+    monkeypatch.setattr(Reach, "of", lambda dtype: Reach(flops=1e15, bytes=1e15))
     made = cell()
     found = examine(made, synthetic_loop(made, Resources(compile="off"), padded=True))
     assert [kind.name for kind in found.kinds] == [*KINDS, IDLE]
-    assert sum(kind.seconds for kind in found.kinds) == pytest.approx(found.seconds, rel=0.5)
+    assert sum(kind.seconds for kind in found.kinds) >= found.seconds * (1 - 1e-6)
     by_name: dict[str, Kind] = {kind.name: kind for kind in found.kinds}
     assert by_name["products"].seconds > 0
     assert found.mfu < by_name["products"].mfu
