@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from cases import cases
 from exporting import CPU, Room, needs_harness
 from local_documents import score_local, write
-from test_extensions_harness import DOCUMENTS
+from test_extensions_harness import DOCUMENTS, filled
 from torch import Tensor
 
 from gpas_cli import __version__
@@ -50,7 +50,7 @@ def ours(room: Room) -> tuple[Scorer, Tokenizer]:
 def test_the_scores_are_those_of_the_harness_on_the_same_documents(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, name: str
 ) -> None:
-    source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(12)])
+    source = write(tmp_path / f"{name}.jsonl", [filled(DOCUMENTS[name]["document"]) for _ in range(12)])
     task = direct_task(import_task(source, name, tmp_path).name, tmp_path)
     direct = {score.metric: score for score in choices_scorer(task, *ours)()}
     for theirs in score_local(name, *ours, tmp_path):
@@ -85,7 +85,7 @@ LONG = {"goal": "cut", "sol1": "gate " * 100, "sol2": "norm", "label": 0}
 def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, limit: int | None
 ) -> None:
-    documents = [DOCUMENTS["piqa"]() for _ in range(9)]
+    documents = [filled(DOCUMENTS["piqa"]["document"]) for _ in range(9)]
     fitting, whole = tmp_path / "fitting", tmp_path / "whole"
     for folder, lines in ((fitting, documents), (whole, [documents[0], LONG, *documents[1:8], LONG, documents[8]])):
         folder.mkdir()

@@ -294,7 +294,7 @@ def test_recall_asks_for_the_rest_of_names_that_occur_before(recall: Any) -> Non
 
 
 @needs_transformers
-def test_a_network_of_transformers_writes_what_it_writes_by_itself(room: Room, ours: tuple[Scorer, Tokenizer]) -> None:
+def test_a_network_of_transformers_writes_what_it_writes_by_itself(room: Room) -> None:
     pytest.importorskip("transformers")
     room.export(room.cell(norm="pre"), "plain")
     opened = open_model(find_model(str(room.folder / "out" / "plain")))
