@@ -4,35 +4,34 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_pbs
+import gpas_pbs
 import pytest
 from face import FAKE_JOB, Face
 from gpas_pbs import batch, scheduler
 from launching import kill, until
 
+from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import installed
 from gpas_cli.files import replace_file
+from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.run import Resources
+from gpas_cli.state.claims import claim_path
 from gpas_cli.state.observe import observe
-from gpas_cli.store.rundir import attempts
+from gpas_cli.store.rundir import attempts, write_json
 from gpas_cli.store.snapshot import Snapshot
 
 HERE = Path(__file__).parent
-GRID = """\
-version: 1
-sizes: {toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
-corpora:
-  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
-grids:
-  toy:
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes: {seed: [1, 2]}
-"""
+GRID = (HERE / "seeds.yaml").read_text()
 LATER = GRID.replace("batch: 2}}", "batch: 2}, downstream: {tasks: [piqa]}}")
+CLAIM = "{statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: {gate: none}, expect: lower}"
 
 
 @dataclass
@@ -247,6 +246,56 @@ def test_what_waits_for_a_removed_job_is_submitted_again(pbs: Pbs) -> None:
     (pbs.server / "stopped").unlink()
     assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
     until(lambda: pbs.states() == ["done", "done"])
+
+
+def test_a_scheduler_that_cannot_be_loaded_is_a_finding(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**gpas_pbs.EXTENSION.schedulers, "broken": "no_such_module:Scheduler"}
+    monkeypatch.setattr(gpas_pbs, "EXTENSION", replace(gpas_pbs.EXTENSION, schedulers=known))
+    installed.cache_clear()
+    found = {one["what"]: one for one in pbs.gpas("doctor", "--json", expect=Exit.FAILED).json["findings"]}
+    assert found["pbs"]["detail"] == "0 jobs of this project in the queue"
+    assert "'broken' cannot be loaded: ModuleNotFoundError" in found["scheduler"]["detail"]
+    assert found["scheduler"]["status"] == "problem"
+
+
+def test_schedulers_are_chosen_by_name_and_a_claim_of_an_unknown_one_is_unknown(pbs: Pbs) -> None:
+    chosen, note = choose("pbs", pbs.gpas.runs)
+    assert (type(chosen), note) == (scheduler.PbsScheduler, "")
+    with pytest.raises(GpasError, match="unknown executor 'pbz'; did you mean 'pbs'"):
+        choose("pbz", pbs.gpas.runs)
+    path = claim_path(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)
+    path.parent.mkdir(parents=True)
+    write_json(path, {"submitter": "a", "host": "a", "pid": 1, "time": 1.0, "scheduler": "pbz", "submission": "x"})
+    assert pbs.states() == ["unknown", "missing"]
+    assert "unknown scheduler 'pbz'; did you mean 'pbs'?" in pbs.cells()[0]["evidence"]
+
+
+def test_its_log_is_followed_to_the_end(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    pbs.acts(s1="wait")
+    pbs.run("--where", "seed=1")
+    until(lambda: pbs.has_begun("s1"))
+
+    def poll(seconds: float) -> None:
+        (pbs.gpas.folder / "go").touch()  # once it follows
+        time.sleep(seconds / 50)
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=poll))
+    assert "done" in pbs.gpas("logs", "s1", "-f").out
+
+
+def test_claims_are_decided_by_jobs(pbs: Pbs) -> None:
+    """`gpas run claims` waits for each round; jobs that are queued already are followed."""
+    pbs.gpas.declare(GRID.replace("axes: {", "axes: {gate: [none, gpas], ") + f"claims: {{helps: {CLAIM}}}\n")
+    effects = enumerate((-0.8, -1.0, -0.9, -1.1, -0.95, -1.05), start=1)
+    numbers = {name: 9 + seed + by for seed, own in effects for name, by in ((f"s{seed}", 0), (f"gpas-s{seed}", own))}
+    (pbs.gpas.folder / "numbers.json").write_text(json.dumps(numbers))
+    pbs.run("--where", "seed=1")
+    words = ("run", "claims", "helps", "--executor", "pbs", "--yes", "--json")
+    (claim,) = pbs.gpas(*words).json["claims"]
+    assert claim["verdict"] == "supported"
+    ran = [line.split()[0] for line in (pbs.gpas.folder / "ran.txt").read_text().splitlines()]
+    assert len(ran) == len(set(ran)) == 2 * len(claim["parts"][0]["seeds"])
+    assert pbs.gpas(*words).json["rounds"] == 0
 
 
 RESOURCES = Resources(cpus=8, mem="48G", time="1-02:30:00", partition="gpu", account="thesis", constraint="kind=a100")
