@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from attempts import ATTEMPT, attempt_record
+from cases import cases
 
 from gpas_cli.errors import StoreError
 from gpas_cli.schedule.slurm.queue import Queue
@@ -19,21 +20,7 @@ FILES: dict[str, type[Record]] = {
     "cancel.json": records.CancelRequest, "rerun.json": records.RerunRequest, "job.json": records.JobRecord,
     "submission.json": records.SubmissionRecord, "claim.json": Claim,
 }  # fmt: skip
-# Files as earlier versions wrote them, of which no run directory is kept.
-WRITTEN: list[tuple[type[Record], str]] = [
-    (Claim, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),
-    (records.SubmitterRecord, '{"id": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "boot": "f00d"}'),
-    (records.RankFailure, '{"rank": 1, "cause": "no luck"}'),
-    (records.ElementFailure, '{"cause": "out of *"}'),
-    (records.BreakerRecord, '{"cause": "no text", "cells": 3, "t": 1.5}'),
-    (records.Roster, '{"attempts": ["/runs/ab/abcd/001"], "over": false}'),
-    (
-        Queue,
-        '{"time": 1.5, "error": "", "failures": 0, "tried": 0.0, "line": false, "jobs": {"gpas-g-0": {"0": {'
-        '"id": "7_0", "state": "RUNNING", "reason": "None", "nodes": "n7", "start": 1.0, "end": 0.0, "exit": "0:0",'
-        ' "restarts": 0, "partition": "low", "place": 0, "waiting": 0}}}}',
-    ),
-]
+KNOWN = {cls.__name__: cls for cls in (*vars(records).values(), Claim, Queue) if isinstance(cls, type)}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -45,10 +32,9 @@ def test_records_of_version_1_are_written_again_as_they_were(name: str) -> None:
         assert to_mapping(from_mapping(FILES[name], values, path)) == values
 
 
-@pytest.mark.parametrize(("cls", "text"), WRITTEN, ids=lambda value: getattr(value, "__name__", ""))
-def test_files_of_earlier_versions_are_written_again_as_they_were(cls: type[Record], text: str) -> None:
-    values = json.loads(text)
-    again = to_mapping(from_mapping(cls, values, "a file"))
+@cases("cases.yaml")
+def test_files_of_earlier_versions_are_written_again_as_they_were(record: str, values: dict[str, Any]) -> None:
+    again = to_mapping(from_mapping(KNOWN[record], values, "a file"))
     assert {name: again[name] for name in values} == values
     assert {name: value for name, value in again.items() if name not in values and value} == {}
 
@@ -68,19 +54,7 @@ def test_fields_of_a_newer_version_survive_also_in_nested_records() -> None:
     assert to_mapping(record) == values
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"created": "today"}, "field 'created' is \"today\"; expected a number"),
-        ({"threads": True}, "field 'threads' is true; expected a whole number"),
-        ({"parents": 7}, "field 'parents' is 7; expected a list"),
-        ({"parents": ["a", 7]}, "field 'parents[1]' is 7; expected a string"),
-        ({"cell": None}, "field 'cell' is null; expected an object"),
-        ({"resources": {"gpus": "all"}}, "field 'resources.gpus' is \"all\"; expected a whole number"),
-        ({"submitter": {"id": "s"}}, "no fields 'submitter.host', 'submitter.pid'"),
-        ({"name": ["x" * 100]}, f"field 'name' is [\"{'x' * 58}...; expected a string"),
-    ],
-)
+@cases("cases.yaml")
 def test_a_wrong_field_is_named_with_its_file(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StoreError) as error:
         from_mapping(records.AttemptRecord, {**ATTEMPT, **change}, Path("runs/attempt.json"))

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fake_pbs
 import gpas_pbs
 import pytest
+from cases import cases
 from face import FAKE_JOB, Face
 from gpas_pbs import batch, scheduler
 from launching import kill, until
@@ -298,25 +300,9 @@ def test_claims_are_decided_by_jobs(pbs: Pbs) -> None:
     assert pbs.gpas(*words).json["rounds"] == 0
 
 
-RESOURCES = Resources(cpus=8, mem="48G", time="1-02:30:00", partition="gpu", account="thesis", constraint="kind=a100")
-
-
-@pytest.mark.parametrize(
-    ("asked", "wanted"),
-    [
-        (Resources(), "-l select=1:ncpus=1"),
-        (RESOURCES, "-l select=1:ncpus=8:mem=48gb:kind=a100,walltime=26:30:00 -q gpu -A thesis"),
-        (
-            replace(RESOURCES, gpus=2, mem="0", time="infinite"),
-            "-l select=1:ncpus=8:ngpus=2:kind=a100 -q gpu -A thesis",
-        ),
-        (
-            Resources(mem=("500M", "1TB"), time=("1:00:00", "2:00:00")).first,
-            "-l select=1:ncpus=1:mem=500mb,walltime=1:00:00",
-        ),
-    ],
-)
-def test_a_job_asks_for_what_its_stage_needs(asked: Resources, wanted: str) -> None:
+@cases("schedule/cases.yaml")
+def test_a_job_asks_for_what_its_stage_needs(resources: dict[str, Any], wanted: str) -> None:
+    asked = Resources(**{name: tuple(own) if isinstance(own, list) else own for name, own in resources.items()}).first
     settings = scheduler.Settings(options=("-P", "a b"))
     words = scheduler.arguments(settings, asked, "gpas-1", ("7.a", "8.a"))
     fixed = ["-N", "gpas-1", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from attempts import make_attempt, write_events
+from cases import cases
 from face import end
 from fake_slurm import TITLES, Programs, Site, row
 
@@ -90,11 +91,7 @@ def test_an_element_removed_with_scancel_while_it_waits_stays_cancelled(site: Si
     assert len(site.programs.calls("sbatch")) == 4
 
 
-@pytest.mark.parametrize(
-    ("evidence", "wanted"),
-    [("none", "unknown"), ("accounting", "cancelled"), ("log", "missing"), ("whole array", "missing"),
-     ("ended late", "unknown"), ("ended soon", "missing")],
-)  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
 def test_a_vanished_element_is_cancelled_only_on_evidence(site: Site, evidence: str, wanted: str) -> None:
     """Nobody looked while it waited: without accounting it may have started, ended and been forgotten."""
     site.submit()
@@ -339,15 +336,7 @@ def test_lines_of_a_site_around_an_answer_are_ignored(site: Site) -> None:
     assert set(states_of(site).values()) == {"queued"}
 
 
-@pytest.mark.parametrize(
-    ("by_id", "wanted"),
-    [
-        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "missing"),
-        ("cat $0.says", "missing"),
-        ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", "queued"),
-        ("true", "queued"),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_a_name_that_the_queue_no_longer_has_is_asked_for_by_id(site: Site, by_id: str, wanted: str) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING"))

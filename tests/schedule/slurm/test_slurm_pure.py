@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, submission_facts
+from cases import cases
 from fake_slurm import TITLES
 
 from gpas_cli.errors import GpasError
@@ -73,9 +74,7 @@ def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
     assert "exec apptainer exec x.sif python -u -P -m" in made
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(None, "/code"), ("", "/code"), (":/a::/b:", "/code:/a:/b"), ("/a b", "/code:/a b")]
-)
+@cases("schedule/slurm/cases.yaml")
 def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str | None, after: str) -> None:
     lines = [line for line in sbatch_text(tmp_path).splitlines() if "PYTHONPATH" in line]
     script = "\n".join(["set -u", *lines, 'echo "$PYTHONSAFEPATH $PYTHONPATH"']).replace(str(tmp_path), "")
@@ -206,15 +205,7 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
     assert Array((some,)).spec(4) == "0"
 
 
-@pytest.mark.parametrize(
-    ("setup", "wanted"),
-    [
-        (["export A=1", "no-such-module load cuda"], "resources.setup failed with exit 127 in its line 2"),
-        (["if [ -e /no/such ]; then", "false", "fi", "false || true", "f() { false; true; }", "f"], ""),
-        (["source {sourced}"], ""),
-        (["source /no/such/file"], "resources.setup failed with exit 1 in its line 1"),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_a_failing_line_of_the_setup_is_numbered(tmp_path: Path, setup: list[str], wanted: str) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")
     lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, submission_facts, write_events
+from cases import cases
 from fake_slurm import NAME, Programs, Site, row
 
 from gpas_cli.errors import GpasError
@@ -120,20 +121,7 @@ def test_pending_jobs_of_accounting_are_ignored(programs: Programs, runs: Path) 
     assert len(programs.calls("sacct")) == 1
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "wanted"),
-    [
-        ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` releases it"),
-        ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
-        ("PENDING", "launch_failed_requeued_held",
-         "held: launch_failed_requeued_held; `scontrol release 7_0` releases it"),
-        ("PENDING", "job requeued in held state",
-         "held: job requeued in held state; `scontrol release 7_0` releases it"),
-        ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` releases it"),
-        ("PENDING", "Priority", ""),
-        ("CANCELLED", "JobHeldUser", ""),
-    ],
-)  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
 def test_a_held_job_names_the_command_that_releases_it(state: str, reason: str, wanted: str) -> None:
     assert Job("7_0", state, reason).held == wanted
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from attempts import STAGE, make_attempt, submission_facts
+from cases import cases
 from cluster import Cluster, until
 from fake_slurm import Programs
 from forking import Forked
@@ -320,15 +321,7 @@ def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Pro
     assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, but none is visible on n1"
 
 
-@pytest.mark.parametrize(
-    ("environ", "wanted"),
-    [
-        ({"SLURM_MEM_PER_NODE": "1000"}, 1000 << 20),
-        ({"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "4"}, 400 << 20),
-        ({"SLURM_MEM_PER_NODE": "0"}, 0),
-        ({}, 0),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -> None:
     assert _limit(environ) == wanted
 
@@ -345,14 +338,7 @@ def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) ->
     assert watch.evidence() == ""
 
 
-@pytest.mark.parametrize(
-    ("groups", "file", "text"),
-    [
-        ("0::/slurm/job_7\n", "slurm/job_7/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n"),
-        ("5:devices:/x\n4:cpu,memory:/a/b\n0::/\n", "cpu,memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
-        ("4:memory:/gone\n0::/c\n", "c/memory.events", "oom_kill 2\n"),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str, text: str) -> None:
     (tmp_path / "groups").write_text(groups)
     place = tmp_path / "mount" / file

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cases import cases
 from cluster import Cluster
 from face import end
 from fake_slurm import Site, row
@@ -22,14 +23,7 @@ from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
-        "echo 'Your quota: 12 % of 100'; echo $id; echo 'Have a nice day'",
-        "echo \"$id;cluster2\"",
-        "echo; echo $id; echo",
-    ],
-)  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
 def test_the_job_id_is_found_in_the_output_of_a_wrapper(site: Site, says: str) -> None:
     site.sbatch(says)
     said = site.submit().out
@@ -184,8 +178,7 @@ def test_an_attempt_that_reaches_its_time_limit_is_followed_by_a_longer_one(site
     assert submitted(site) == "#SBATCH --time=4:00:00"
 
 
-@pytest.mark.parametrize(("limit", "seconds", "wanted"), [("60", 3520, True), ("60", 3000, False), ("", 9e9, False),
-                                                          ("1", 20, False), ("1", 31, True)])  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
 def test_when_a_time_limit_counts_as_reached(limit: str, seconds: float, wanted: bool) -> None:
     assert reached_limit(Resources(time=limit, notice=20), seconds) is wanted
 
