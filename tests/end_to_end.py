@@ -26,32 +26,14 @@ from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
 
-# The first lines of toy projects' experiments files.
-TOY = """\
-version: 1
-sizes:
-  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 4, vocab: 280}}
-corpora:
-  notes: {{source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 16, eval_tokens: 500}}
-recipes:
-  toy: {{lr: 0.01, warmup: 3, steps: {steps}, batch: 4}}
-"""
-GRID = (
-    TOY
-    + """default: small
-grids:
-  small:
-    title: A toy grid
-    base: {{size: toy, data: notes}}
-    axes:
-      norm: [{norms}]
-      gate: [{gates}]
-      seed: [{seeds}]
-    cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: {checkpoint_every}}}
-    table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: {first}}}}}
-"""
-)
+# The first lines of toy projects' experiments files, and the rest of one.
+TOY, GRID = (Path(__file__).with_name("projects").joinpath(name).read_text() for name in ("toy.yaml", "toy_grid.yaml"))
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
+
+
+def toy(steps: int) -> str:
+    """Return the first lines of the experiments file of a toy project with so many updates."""
+    return TOY.replace("steps: 20", f"steps: {steps}")
 
 
 class Toy(Face):
@@ -67,9 +49,12 @@ class Toy(Face):
         seeds: str = "1",
         checkpoint_every: int = 50,
     ):
-        first = gates.partition(",")[0]
-        more = {"steps": steps, "checkpoint_every": checkpoint_every}
-        super().__init__(folder, GRID.format(norms=norms, gates=gates, first=first, seeds=seeds, **more))
+        super().__init__(folder, toy(steps) + GRID)
+        self.edit("norm: [pre]", f"norm: [{norms}]")
+        self.edit("gate: [none, gpas]", f"gate: [{gates}]")
+        self.edit("against: {gate: none}", f"against: {{gate: {gates.partition(',')[0]}}}")
+        self.edit("seed: [1]", f"seed: [{seeds}]")
+        self.edit("checkpoint_every: 50", f"checkpoint_every: {checkpoint_every}")
 
     def copied(self, folder: Path) -> Toy:
         """Return a copy of the project, which the test may change; its database is made anew."""

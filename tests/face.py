@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 from attempts import attempt_at, make_attempt
 from sqlalchemy import Engine
 from typer.main import get_group
@@ -38,53 +39,11 @@ from gpas_cli.structure import to_mapping
 TESTS = Path(__file__).parent
 HOST = socket.gethostname()
 FAKE_JOB = (sys.executable, "-S", "-P", str(TESTS / "fake_job.py"))
-EXPERIMENTS = """\
-version: 1
-default: small
-sizes:
-  toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-corpora:
-  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
-grids:
-  small:
-    title: Small
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [pre, post]
-      gate: [none, gpas]
-      seed: [1, 2]
-    table: {rows: [norm, gate], columns: size, against: {gate: none}}
-  shares:
-    title: Cells of small, and two of its own
-    include: [{grid: small, where: {norm: pre}}]
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes:
-      norm: [lns]
-      gate: [none]
-      seed: [1, 2]
-claims:
-  gate-lowers:
-    statement: The gate lowers the perplexity of every scheme.
-    grids: [small]
-    subject: {gate: gpas}
-    against: {gate: "none"}
-    by: [norm]
-    expect: lower
-"""
-TINY = """\
-version: 1
-sizes:
-  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
-grids:
-"""
+EXPERIMENTS = (TESTS / "projects/small.yaml").read_text()
+TINY = (TESTS / "projects/tiny.yaml").read_text()
 BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
 
-FOUR = """\
-  tiny:
-    base: BASE
-    axes: {gate: [none, gpas], seed: [1, 2]}
-    table: {title: Tiny, rows: [gate], columns: size, against: {gate: none}}
-"""
+FOUR = (TESTS / "projects/four.yaml").read_text()
 
 
 def tiny(grids: str) -> str:
@@ -136,9 +95,7 @@ def run_main(words: Sequence[str]) -> int:
         patch.setattr(sys, "argv", ["gpas", *words])
         patch.setattr(sys.modules["__main__"], "__package__", None)  # otherwise the program is `python -m pytest`
         patch.setattr(gc, "freeze", lambda: None)  # with which `main` would spare what the command made
-        patch.setattr(
-            os, "nice", lambda steps: 0
-        )  # of `gpas report --serve`; the process of the tests would stay at it
+        patch.setattr(os, "nice", lambda steps: 0)  # of `gpas report --serve`: this process would stay at it
         # What each process makes once takes longer than many a command.
         patch.setattr(app, "make_app", _make_app)
         patch.setattr(app, "get_group", _get_group)
@@ -237,21 +194,13 @@ class Face:
         events: list[Event] = [
             Started(stage="pretrain", key=entry.key, host=host, device="cpu", precision="fp32", code="c0de")
         ]
+        usual: dict[str, Any] = {"lr": 1e-3, "grad_norm": 1.0, "steps": max(40, stop), "memory": 4e8}
         for step in (1, *range(10, stop + 1, 10)):
             loss = perplexity / 10 + 4 / step
             layers = entry.cell.model.size.layers
             variance = [0.1 * (1 + layer) * perplexity for layer in range(layers + 1)]
             events += [
-                Step(
-                    step=step,
-                    loss=loss,
-                    mean_loss=loss,
-                    lr=1e-3,
-                    grad_norm=1.0,
-                    steps=max(40, stop),
-                    tokens=step,
-                    memory=4e8,
-                ),
+                Step(step=step, loss=loss, mean_loss=loss, tokens=step, **usual),
                 Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * layers}),
             ]
         metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
@@ -264,9 +213,8 @@ class Face:
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
         """Create an attempt at a cell that ended with this outcome."""
-        metrics = (
-            {} if perplexity is None else {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
-        )
+        known = {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
+        metrics = {} if perplexity is None else known
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 
@@ -320,16 +268,6 @@ def end(outcome: str, **more: Any) -> dict[str, Any]:
     return {"outcome": outcome, "step": 4, "cause": "", "metrics": {}, **more}
 
 
-START = {"host": "there", "device": "cpu", "threads": 2, "precision": "fp32", "parameters": 1000, "code": "c0de",
-         "git": {"commit": "a" * 40, "dirty": False}, "environment": {"torch": "2.9", "gpu": ""}}  # fmt: skip
-TRAINED = (
-    ("start", START),
-    ("phase", {"name": "training", "resumed_from": 0}),
-    ("data", {"fingerprint": "f00d", "validation_fingerprint": "beef"}),
-    ("step", step(2)),
-    ("layers", {"step": 2, "values": {"gate": [0.1, 0.2], "activation_variance": [1.0, 2.0]}}),
-    ("spike", {"step": 3, "of": "loss", "value": 9.0, "usual": 4.0}),
-    ("step", step(4)),
-    ("evaluation", {"step": 4, "loss": 1.5, "perplexity": 4.48, "bits_per_byte": 0.7}),
-    ("checkpoint", {"step": 4, "path": "step-00000004"}),
-)
+_EVENTS = yaml.safe_load((TESTS / "projects/trained.yaml").read_text())
+TRAINED: tuple[tuple[str, dict[str, Any]], ...] = tuple((kind, fields) for kind, fields in _EVENTS)
+START = TRAINED[0][1]

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -169,21 +170,8 @@ def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path
         assert expand(loaded, [grid]), f"{page}: {grid} has no cells"
 
 
-MISTAKES = """\
-version: 1
-recipes:
-  quickstart: {lr: 1.5e-3, warmup: 60, steps: 600, batch: 16}
-grids:
-  mine:
-    base: {size: 71n, data: quickstart}
-    axes:
-      gate: [none, gpas]
-      optim.lr: [-1.0, 1e-3]
-"""
-
-
 def test_the_messages_shown_are_those_of_the_program(tmp_path: Path) -> None:
-    (tmp_path / "experiments.yaml").write_text(MISTAKES)
+    shutil.copy(ROOT / "tests/projects/mistakes.yaml", tmp_path / "experiments.yaml")
     with pytest.raises(InvalidExperiments) as caught:
         expand(load(tmp_path / "experiments.yaml"), ["mine"])
     assert f"gpas: {caught.value}".replace(f"{tmp_path}/", "") in (DOCS / "tutorial.md").read_text("utf-8")

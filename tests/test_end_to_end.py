@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from disks import full
-from documentation import DOCS, FENCE
-from end_to_end import TOY, Toy, alive, jobs_run_here, kill, wait
+from documentation import DOCS, FENCE, PYTHON
+from end_to_end import Toy, alive, jobs_run_here, kill, wait
+from end_to_end import toy as toy_of
 from face import Said, gpas
+from faded_plugin import CODE
 from marks import release_but
 from safetensors.numpy import load_file
 
@@ -236,32 +238,13 @@ def test_a_changed_formula_is_another_cell_and_a_space_is_none(formula_toy: Toy)
     assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message
 
 
-GRID = (
-    TOY
-    + """\
-grids:
-  rates:
-    base: {{size: toy, data: notes}}
-    axes:
-      optim.lr: [0.01, 0.00001]
-      seed: [1, 2]
-    cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: 50}}
-claims:
-  fast:
-    statement: A learning rate of 0.01 gives a lower perplexity than one of 1e-5.
-    grids: [rates]
-    subject: {{optim.lr: 0.01}}
-    against: {{optim.lr: 0.00001}}
-    expect: lower
-"""
-)
 RUN = ("run", "claims", "fast", "--executor", "local", "--yes")
 
 
 @pytest.mark.long
 def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
-    (toy.folder / "experiments.yaml").write_text(GRID.format(steps=40))
+    toy.declare(toy_of(40) + (Path(__file__).parent / "projects/rates.yaml").read_text())
     first = toy.start(*RUN)
     wait(lambda: len(toy.attempts()) >= 3)
     kill(first)
@@ -413,9 +396,7 @@ def test_it_runs_as_written(folder: Path) -> None:
     assert "Wrote figures/mypaper-1.pdf" in said["figure paper mypaper-1"].out
 
 
-GUIDES = Path(__file__).parents[1] / "docs/how-to"
-CODE = re.search(r"```python\n(.*?class Faded.*?)```", (GUIDES / "scheme.md").read_text(), re.DOTALL)[1]
-STAGE = re.search(r"```python\n(.*?class Outliers.*?)```", (GUIDES / "stage.md").read_text(), re.DOTALL)[1]
+STAGE = next(code for _, code in PYTHON if "class Outliers" in code)
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKED = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]
 BY_ITS_INDEX = ("cuda", "nvidia", "triton", "gpas-cli")  # of these pip takes what its build of torch needs
 REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[.*\])?(.*)$")
-PYTHON = """\
-#!/bin/sh
-case "$*" in
-    -c*) echo {version} ;;
-    --version) echo Python {version}.1 ;;
-    "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-    "-m pip install"*) echo "$0 $*" >>log ;;
-esac
-"""
+PYTHON = (ROOT / "tests/projects/python.sh").read_text()
 
 
 def normal(name: str) -> str:

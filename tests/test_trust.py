@@ -20,14 +20,7 @@ from gpas_cli.grid.expand import cell_names, expand
 from gpas_cli.grid.load import load
 
 STRANGER = 4_242
-EXPERIMENTS = """\
-version: 1
-plugins: [schemes/mine.py]
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g: {base: {size: quickstart, data: quickstart}, axes: {norm: [pre, faded], seed: [1, 2]}}
-  h: {include: [{grid: g, where: {norm: faded}}]}
-"""
+EXPERIMENTS = (Path(__file__).parent / "projects/faded.yaml").read_text()
 PARTS = {
     "experiments.yaml": "experiments.yaml",
     "the plugin": "schemes/mine.py",

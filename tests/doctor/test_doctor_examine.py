@@ -14,12 +14,7 @@ from gpas_cli.doctor import examine
 from gpas_cli.project import Project
 from gpas_cli.store.session import connect
 
-EXPERIMENTS = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g: {base: {size: quickstart, data: quickstart}, axes: {seed: [1, 2]}}
-"""
+EXPERIMENTS = Path(__file__).with_name("experiments.yaml").read_text()
 
 
 @pytest.fixture

@@ -15,32 +15,14 @@ from gpas_cli.errors import GpasError, UnknownCell
 
 pytestmark = pytest.mark.usefixtures("project")
 NOTEBOOK = Path(__file__).parents[2] / "docs/how-to/notebook.ipynb"
-CLAIM = """\
-claims:
-  gate-lowers:
-    statement: The gate lowers the perplexity of every scheme.
-    grids: [quickstart]
-    subject: {gate: gpas}
-    against: {gate: "none"}
-    by: [norm]
-    expect: lower
-"""
-GRIDS = """\
-  quickstart:
-    base: BASE
-    axes: {norm: [pre, lns], gate: [none, gpas], seed: [1, 2]}
-    table: {rows: [norm, gate], columns: size, against: {gate: none}, published: {gpas: table2_perplexity@71m}}
-  other:
-    base: BASE
-    axes: {norm: [post], gate: [none], seed: [1]}
-"""
+GRIDS = Path(__file__).with_name("grids.yaml").read_text()
 PERPLEXITY = {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5.5, "lns-s1": 7.0, "lns-gpas-s1": 6.0}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project with six results in two grids."""
-    made = Face(tmp_path_factory.mktemp("frames") / "project", tiny(GRIDS + CLAIM))
+    made = Face(tmp_path_factory.mktemp("frames") / "project", tiny(GRIDS))
     for entry in made.cells():
         if entry.name in PERPLEXITY:
             made.trained(entry, PERPLEXITY[entry.name], host="host")

@@ -1,0 +1,7 @@
+#!/bin/sh
+case "$*" in
+    -c*) echo {version} ;;
+    --version) echo Python {version}.1 ;;
+    "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    "-m pip install"*) echo "$0 $*" >>log ;;
+esac
