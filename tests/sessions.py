@@ -1,9 +1,12 @@
 """Sessions: tests as steps in a YAML file, each of which calls a method of an object with the words of the step."""
 
+import shlex
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from cases import tables
+from face import Face
 
 
 def sessions(file: str) -> pytest.MarkDecorator:
@@ -23,6 +26,24 @@ def play(actor: object, session: list[Any]) -> None:
         except AssertionError as error:
             error.add_note(f"in the step {step}")
             raise
+
+
+@dataclass
+class Commands:
+    """Steps that every project has."""
+
+    face: Face
+
+    def gpas(self, words: str, says: str | list[str] = (), lacks: str = "\0", code: int | None = 0) -> None:
+        """Run a command; in its output, blanks and ends of lines are alike."""
+        done = self.face(*shlex.split(words), expect=code)
+        said = " ".join((done.out + done.err).split())
+        for text in [says] if isinstance(says, str) else says:
+            assert text in said, said
+        assert lacks not in said
+
+    def edit(self, old: str, to: str) -> None:
+        self.face.edit(old, to)
 
 
 def agrees(found: object, wanted: object) -> bool:

@@ -18,6 +18,7 @@ from cases import cases
 from face import FAKE_JOB, Face
 from gpas_pbs import batch, scheduler
 from launching import kill, until
+from sessions import Commands, play, sessions
 
 from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
@@ -32,42 +33,91 @@ from gpas_cli.store.snapshot import Snapshot
 
 HERE = Path(__file__).parent
 GRID = (HERE / "seeds.yaml").read_text()
-LATER = GRID.replace("batch: 2}}", "batch: 2}, downstream: {tasks: [piqa]}}")
 CLAIM = "{statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: {gate: none}, expect: lower}"
 
 
 @dataclass
-class Pbs:
+class Pbs(Commands):
     """A project, and a server whose jobs are fakes too."""
 
-    gpas: Face
     server: Path
 
-    def run(self, *words: str, expect: int | None = 0) -> str:
-        said = self.gpas("run", "grid", "toy", "--executor", "pbs", "--yes", *words, expect=expect)
-        return said.out + said.err
+    def run(self, words: str = "", **expected: Any) -> None:
+        self.gpas(f"run grid toy --executor pbs --yes {words}", **expected)
 
     def cells(self) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = self.gpas("status", "toy", "--json").json["cells"]
+        found: list[dict[str, str]] = self.face("status", "toy", "--json").json["cells"]
         return found
 
-    def states(self) -> list[str]:
-        return [cell["state"] for cell in self.cells()]
+    def states(self, wanted: list[str]) -> None:
+        assert [cell["state"] for cell in self.cells()] == wanted
 
-    def acts(self, **acts: str) -> None:
-        (self.gpas.folder / "acts.json").write_text(json.dumps(acts))
+    def until(self, wanted: list[str]) -> None:
+        until(lambda: [cell["state"] for cell in self.cells()] == wanted)
 
-    def calls(self) -> list[list[str]]:
-        """Return the words of each call of qsub."""
-        return [json.loads(line) for line in (self.server / "calls.txt").read_text().splitlines()]
+    def begun(self, name: str) -> None:
+        """Wait until the job of a cell has begun, and waits."""
+        until(lambda: any(cell["name"] == name and cell["step"] for cell in self.cells()))
 
-    def jobs(self) -> list[Path]:
+    def cell(self, number: int, **wanted: str) -> None:
+        assert wanted.items() <= self.cells()[number].items()
+
+    def stage(self, name: str, **wanted: str) -> None:
+        """Check the last stage of a cell, whose parent is the first one."""
+        first, last = (stage.key for stage in self.face.entry(name, "toy").cell.stages)
+        until(lambda: wanted.items() <= vars(observe(self.face.runs, last)).items())
+        assert observe(self.face.runs, last).blocker == ("cause" in wanted) * first
+
+    def acts(self, acts: dict[str, str]) -> None:
+        """Say what the jobs of cells do, done if nothing else is said."""
+        (self.face.folder / "acts.json").write_text(json.dumps(acts))
+
+    def later(self) -> None:
+        """Declare a stage after the training."""
+        self.edit("batch: 2}}", "batch: 2}, downstream: {tasks: [piqa]}}")
+
+    def stop(self) -> None:
+        (self.server / "stopped").touch()
+
+    def start(self) -> None:
+        (self.server / "stopped").unlink()
+
+    def lose(self, number: int) -> None:
+        (self.server / f"jobs/{number}.json").unlink()
+
+    def qdel(self, number: str) -> None:
+        assert fake_pbs.qdel(fake_pbs.Server(self.server), [number]) == 0
+
+    def in_queue(self, wanted: list[int]) -> None:
+        """Check which jobs have not ended."""
+        states = {path.stem: json.loads(path.read_text())["state"] for path in self.server.glob("jobs/*.json")}
+        assert sorted(int(number) for number, state in states.items() if state != "F") == wanted
+
+    def after(self, wanted: list[str | None]) -> None:
+        """Check what the jobs wait for, by the words of each call of qsub."""
+        calls = [json.loads(line) for line in (self.server / "calls.txt").read_text().splitlines()]
+        assert [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in calls] == wanted
+
+    def places(self) -> list[Path]:
         """Return the folders of all jobs, oldest first."""
-        return sorted(self.gpas.runs.glob(".pbs/*"), key=lambda place: (place / "job.sh").stat().st_mtime_ns)
+        return sorted(self.face.runs.glob(".pbs/*"), key=lambda place: (place / "job.sh").stat().st_mtime_ns)
 
-    def has_begun(self, name: str) -> bool:
-        """Return whether the job of a cell has begun, and waits."""
-        return any(cell["name"] == name and cell["step"] for cell in self.cells())
+    def jobs(self, number: int) -> None:
+        assert len(self.places()) == number
+
+    def attempt(self, name: str) -> None:
+        """Check the record of the first attempt at a cell."""
+        (made,) = attempts(self.face.runs, self.face.entry(name, "toy").key)
+        record = made.read_attempt()
+        assert (record.executor, record.submitter.id) == ("pbs", self.places()[0].name)
+
+    def unrecorded(self) -> None:
+        """Remove the id of the only job from its record."""
+        (place,) = self.places()
+        write_json(place / "job.json", json.loads((place / "job.json").read_text()) | {"id": ""})
+
+    def file(self, name: str, text: str) -> None:
+        (self.face.folder / name).write_text(text)
 
 
 @pytest.fixture
@@ -89,6 +139,7 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     replace_file(code / "sitecustomize.py", hook)
     monkeypatch.setattr(batch, "snapshot", lambda runs, project, uses: Snapshot("c0de", code, {}))
     monkeypatch.chdir(made.folder)
+    server.mkdir()
     yield Pbs(made, server)
     (made.folder / "go").touch()
     (server / "stopped").unlink(missing_ok=True)
@@ -96,70 +147,45 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         until(lambda: all(json.loads(path.read_text())["state"] == "F" for path in server.glob("jobs/*.json")))
 
 
-def test_a_grid_runs_on_pbs(pbs: Pbs) -> None:
-    pbs.acts(s1="wait", s2="fail")
-    assert "qsub -N gpas-NAME -S /bin/sh" in pbs.run("--dry-run")
-    assert "submitted 0.pbsvm, 1.pbsvm to pbs\n2 jobs submitted" in pbs.run()
-    until(lambda: pbs.states() == ["running", "failed"])
-    assert "0 jobs submitted, 1 already queued or running, 1 failed" in pbs.run()
-    until(lambda: pbs.has_begun("s1"))
-    attempt = json.loads((attempts(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)[0].attempt_path).read_text())
-    assert (attempt["executor"], attempt["submitter"]["id"]) == ("pbs", pbs.jobs()[0].name)
-    assert "no luck" in pbs.gpas("logs", "s2").out
-    assert "its job will save and exit" in pbs.gpas("cancel", "s1", "--yes").out
-    until(lambda: pbs.states() == ["cancelled", "failed"])
-    (pbs.gpas.folder / "acts.json").unlink()
-    assert "2 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    assert pbs.states() == ["done"] * 2
-    assert "perplexity" in pbs.gpas("table", "toy").out
-
-
-def test_a_queued_job_is_shown_and_cancelled(pbs: Pbs) -> None:
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run()
-    cells = pbs.cells()
-    assert [cell["evidence"] for cell in cells] == [f"PBS {i}.pbsvm queued (Not Running: no room)" for i in (0, 1)]
-    assert "removed from the queue (PBS 0.pbsvm" in pbs.gpas("cancel", "s1", "--yes").out
-    assert pbs.states() == ["cancelled", "queued"]
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.states() == ["cancelled", "done"])
+@sessions("schedule/pbs.yaml")
+def test_a_session(pbs: Pbs, session: list[Any]) -> None:
+    play(pbs, session)
 
 
 def test_a_killed_job_runs_again_and_so_does_one_that_pbs_has_lost(pbs: Pbs) -> None:
-    pbs.acts(s1="killed", s2="wait")
+    pbs.acts({"s1": "killed", "s2": "wait"})
     pbs.run()
-    until(lambda: pbs.states()[0] == "interrupted" and pbs.has_begun("s2"))
+    pbs.until(["interrupted", "running"])
+    pbs.begun("s2")
     (job,) = (path for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] == "R")
     kill(json.loads(job.read_text())["pid"])  # the program of the job: nobody records how its process ends
     until(lambda: json.loads(job.read_text())["state"] == "F")
-    assert pbs.states() == ["interrupted", "running"]  # the process still holds its lock
-    (pbs.gpas.folder / "go").touch()
-    until(lambda: pbs.states() == ["interrupted", "done"])
-    (pbs.server / "stopped").touch()
-    pbs.acts()
-    assert "1 job submitted" in pbs.run()
-    (pbs.server / "jobs/2.json").unlink()
+    pbs.states(["interrupted", "running"])  # the process still holds its lock
+    (pbs.face.folder / "go").touch()
+    pbs.until(["interrupted", "done"])
+    pbs.stop()
+    pbs.acts({})
+    pbs.run(says="1 job submitted")
+    pbs.lose(2)
     (cell, _) = pbs.cells()
     assert (cell["state"], cell["cause"]) == (
-        "interrupted", f"the queue no longer has {pbs.jobs()[-1].name}; the next `gpas run grid` submits it",
+        "interrupted", f"the queue no longer has {pbs.places()[-1].name}; the next `gpas run grid` submits it",
     )  # fmt: skip
-    (pbs.server / "stopped").unlink()
-    assert "2 done" in pbs.run("--wait")
+    pbs.start()
+    pbs.run("--wait", says="2 done")
 
 
 def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
-    pbs.acts(s1="wait", s2="wait")
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run("--where", "seed=1")
+    pbs.acts({"s1": "wait", "s2": "wait"})
+    pbs.stop()
+    pbs.run("--where seed=1")
     (pbs.server / "silent").touch()
     (cell, other) = pbs.cells()
     assert (cell["state"], other["state"]) == ("queued", "missing")
     assert "cannot connect to server pbsvm" in cell["evidence"]
-    assert "cannot connect to server pbsvm" in pbs.run(expect=2)
-    assert "cannot connect" in pbs.gpas("doctor", expect=None).out
-    assert pbs.states() == ["queued", "missing"]
+    pbs.run(code=2, says="cannot connect to server pbsvm")
+    assert "cannot connect" in pbs.face("doctor", expect=None).out
+    pbs.states(["queued", "missing"])
     qstat = shutil.which("qstat")
     assert qstat is not None
     (pbs.server / "silent").unlink()
@@ -167,137 +193,61 @@ def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.
     for says in ("echo maintenance until noon", "true", "sleep 5"):  # none of them is an answer
         monkeypatch.setattr(scheduler, "_PATIENCE_SECONDS", 0.3)
         Path(qstat).write_text(f"#!/bin/sh\n{says}\n")
-        assert pbs.states() == ["queued", "missing"]
+        pbs.states(["queued", "missing"])
     monkeypatch.setattr(scheduler, "_PATIENCE_SECONDS", 60.0)
     Path(qstat).write_text(answer)
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.has_begun("s1"))
-
-
-def test_a_job_whose_submitter_died_is_found_by_its_name(pbs: Pbs) -> None:
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run("--where", "seed=1")
-    (place,) = pbs.jobs()
-    about = json.loads((place / "job.json").read_text())
-    (place / "job.json").write_text(json.dumps(about | {"id": ""}))
-    assert pbs.states() == ["queued", "missing"]
-    (pbs.server / "jobs/0.json").unlink()  # as if it had died before qsub
-    assert pbs.states() == ["missing", "missing"]
-
-
-def test_the_settings_are_checked_when_they_are_read(pbs: Pbs) -> None:
-    path = pbs.gpas.folder / "pbs.yaml"
-    path.write_text("gpus: ngpu\noption: [-P, thesis]\n")
-    said = pbs.run(expect=Exit.USAGE)
-    assert "pbs.yaml:1:7: gpus: unknown value 'ngpu'; did you mean 'ngpus'?" in said
-    assert "pbs.yaml:2:1: option: unknown key 'option'; did you mean 'options'?" in said
-    assert not pbs.gpas.runs.joinpath(".pbs").exists()
-    path.write_text("options: [-P, thesis]\n")
-    pbs.gpas.edit("    axes:", "    resources: {qos: high, nodes: 2, cpus: 2, ranks: 2}\n    axes:")
-    said = pbs.run(expect=Exit.USAGE)
-    assert "resources.nodes: must be 1 on PBS; resources.qos: is SLURM's; use `options` in pbs.yaml" in said
-    pbs.gpas.edit("{qos: high, nodes: 2, cpus: 2, ranks: 2}", "{partition: refused}")
-    assert "qsub: Unknown queue\nrefused: toy/s1" in pbs.run(expect=Exit.USAGE)
-    assert pbs.states() == ["missing", "missing"]
-
-
-def test_a_setup_that_fails_is_a_failure(pbs: Pbs) -> None:
-    pbs.gpas.edit("    axes:", "    resources: {setup: ['echo no such module', 'false']}\n    axes:")
-    pbs.run("--where", "seed=1")
-    until(lambda: pbs.states() == ["failed", "missing"])
-    assert pbs.cells()[0]["cause"] == "resources.setup failed: no such module"
-    assert "| no such module" in pbs.gpas("logs", "s1").out
-
-
-def test_a_later_stage_waits_for_its_parent(pbs: Pbs) -> None:
-    pbs.gpas.declare(LATER)
-    pbs.acts(s2="fail")
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    assert "4 jobs submitted" in pbs.run()
-    after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()]
-    assert after == [None, "depend=afterok:0.pbsvm", None, "depend=afterok:2.pbsvm"]
-    keys = [stage.key for stage in pbs.gpas.entry("s2", "toy").cell.stages]
-    assert observe(pbs.gpas.runs, keys[1]).evidence == "PBS 3.pbsvm held (until the jobs before it have ended)"
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.states() == ["done", "failed"])
-    found = until(lambda: (now := observe(pbs.gpas.runs, keys[1])).state == "cancelled" and now)
-    assert (found.cause, found.blocker) == ("its training toy/s2 is failed", keys[0])
-    assert "0 jobs submitted, 2 failed or cancelled earlier" in pbs.run()
-    pbs.acts()
-    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    assert pbs.states() == ["done", "done"]
-
-
-def test_what_waits_for_a_removed_job_is_submitted_again(pbs: Pbs) -> None:
-    """OpenPBS holds for ever what waits for a job that was deleted before it started."""
-    pbs.gpas.declare(LATER)
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run()
-    pbs.gpas("cancel", "s1", "--yes")
-    left = [path.stem for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] != "F"]
-    assert sorted(left) == ["2", "3"]  # what waited for the job of s1 went with it
-    assert fake_pbs.qdel(fake_pbs.Server(pbs.server), ["2"]) == 0  # by hand
-    assert pbs.states() == ["cancelled", "missing"]
-    assert "2 jobs submitted, 2 failed or cancelled" in pbs.run()
-    after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()[4:]]
-    assert after == [None, "depend=afterok:4.pbsvm"]
-    assert json.loads((pbs.server / "jobs/3.json").read_text())["state"] == "F"
-    (pbs.server / "stopped").unlink()
-    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    until(lambda: pbs.states() == ["done", "done"])
+    pbs.start()
+    pbs.begun("s1")
 
 
 def test_a_scheduler_that_cannot_be_loaded_is_a_finding(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {**gpas_pbs.EXTENSION.schedulers, "broken": "no_such_module:Scheduler"}
     monkeypatch.setattr(gpas_pbs, "EXTENSION", replace(gpas_pbs.EXTENSION, schedulers=known))
     installed.cache_clear()
-    found = {one["what"]: one for one in pbs.gpas("doctor", "--json", expect=Exit.FAILED).json["findings"]}
+    found = {one["what"]: one for one in pbs.face("doctor", "--json", expect=Exit.FAILED).json["findings"]}
     assert found["pbs"]["detail"] == "0 jobs of this project in the queue"
     assert "'broken' cannot be loaded: ModuleNotFoundError" in found["scheduler"]["detail"]
     assert found["scheduler"]["status"] == "problem"
 
 
 def test_schedulers_are_chosen_by_name_and_a_claim_of_an_unknown_one_is_unknown(pbs: Pbs) -> None:
-    chosen, note = choose("pbs", pbs.gpas.runs)
+    chosen, note = choose("pbs", pbs.face.runs)
     assert (type(chosen), note) == (scheduler.PbsScheduler, "")
     with pytest.raises(GpasError, match="unknown executor 'pbz'; did you mean 'pbs'"):
-        choose("pbz", pbs.gpas.runs)
-    path = claim_path(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)
+        choose("pbz", pbs.face.runs)
+    path = claim_path(pbs.face.runs, pbs.face.entry("s1", "toy").key)
     path.parent.mkdir(parents=True)
     write_json(path, {"submitter": "a", "host": "a", "pid": 1, "time": 1.0, "scheduler": "pbz", "submission": "x"})
-    assert pbs.states() == ["unknown", "missing"]
+    pbs.states(["unknown", "missing"])
     assert "unknown scheduler 'pbz'; did you mean 'pbs'?" in pbs.cells()[0]["evidence"]
 
 
 def test_its_log_is_followed_to_the_end(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
-    pbs.acts(s1="wait")
-    pbs.run("--where", "seed=1")
-    until(lambda: pbs.has_begun("s1"))
+    pbs.acts({"s1": "wait"})
+    pbs.run("--where seed=1")
+    pbs.begun("s1")
 
     def poll(seconds: float) -> None:
-        (pbs.gpas.folder / "go").touch()  # once it follows
+        (pbs.face.folder / "go").touch()  # once it follows
         time.sleep(seconds / 50)
 
     monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=poll))
-    assert "done" in pbs.gpas("logs", "s1", "-f").out
+    assert "done" in pbs.face("logs", "s1", "-f").out
 
 
 def test_claims_are_decided_by_jobs(pbs: Pbs) -> None:
     """`gpas run claims` waits for each round; jobs that are queued already are followed."""
-    pbs.gpas.declare(GRID.replace("axes: {", "axes: {gate: [none, gpas], ") + f"claims: {{helps: {CLAIM}}}\n")
+    pbs.face.declare(GRID.replace("axes: {", "axes: {gate: [none, gpas], ") + f"claims: {{helps: {CLAIM}}}\n")
     effects = enumerate((-0.8, -1.0, -0.9, -1.1, -0.95, -1.05), start=1)
     numbers = {name: 9 + seed + by for seed, own in effects for name, by in ((f"s{seed}", 0), (f"gpas-s{seed}", own))}
-    (pbs.gpas.folder / "numbers.json").write_text(json.dumps(numbers))
-    pbs.run("--where", "seed=1")
+    (pbs.face.folder / "numbers.json").write_text(json.dumps(numbers))
+    pbs.run("--where seed=1")
     words = ("run", "claims", "helps", "--executor", "pbs", "--yes", "--json")
-    (claim,) = pbs.gpas(*words).json["claims"]
+    (claim,) = pbs.face(*words).json["claims"]
     assert claim["verdict"] == "supported"
-    ran = [line.split()[0] for line in (pbs.gpas.folder / "ran.txt").read_text().splitlines()]
+    ran = [line.split()[0] for line in (pbs.face.folder / "ran.txt").read_text().splitlines()]
     assert len(ran) == len(set(ran)) == 2 * len(claim["parts"][0]["seeds"])
-    assert pbs.gpas(*words).json["rounds"] == 0
+    assert pbs.face(*words).json["rounds"] == 0
 
 
 @cases("schedule/cases.yaml")

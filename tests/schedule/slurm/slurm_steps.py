@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from attempts import make_attempt, write_events
 from fake_slurm import TITLES, Site, row
-from sessions import agrees
+from sessions import Commands, agrees
 
 from gpas_cli.events import Event, Outcome, Phase
 from gpas_cli.store.records import ExitRecord
@@ -28,7 +27,7 @@ def trainings(site: Site, state: str, without: Sequence[int] = (), **more: str) 
 
 
 @dataclass
-class Steps:
+class Steps(Commands):
     """Each method is a step. The cells are those of the grid `small`."""
 
     site: Site
@@ -40,13 +39,8 @@ class Steps:
         """The name of the last submission."""
         return self.site.names()[-1]
 
-    def gpas(self, words: str, says: str | list[str] = (), lacks: str = "\0", code: int | None = 0) -> None:
-        """Run a command; in its output, blanks and ends of lines are alike."""
-        done = self.site.gpas(*shlex.split(words.replace("KEY", self.key)), expect=code)
-        said = " ".join((done.out + done.err).split())
-        for text in [says] if isinstance(says, str) else says:
-            assert text in said, said
-        assert lacks not in said
+    def gpas(self, words: str, **expected: Any) -> None:
+        super().gpas(words.replace("KEY", self.key), **expected)
 
     def submit(self, words: str = "", **expected: Any) -> None:
         self.gpas(f"run grid --executor slurm --yes {words}", **expected)
@@ -56,12 +50,12 @@ class Steps:
 
     def states(self, *wanted: str) -> None:
         """Check the states of all cells, whichever has which."""
-        cells = self.site.gpas("status", "small", "--json").json["cells"]
+        cells = self.face("status", "small", "--json").json["cells"]
         assert {cell["state"] for cell in cells} == {word for one in wanted for word in one.split()}, cells
 
     def cell(self, name: str, **wanted: object) -> None:
         """Check fields of a cell in `gpas status --json`."""
-        cells = self.site.gpas("status", "small", "--json").json["cells"]
+        cells = self.face("status", "small", "--json").json["cells"]
         (found,) = (cell for cell in cells if cell["name"] == name)
         assert all(agrees(found[field], value) for field, value in wanted.items()), found
 
@@ -95,15 +89,12 @@ class Steps:
 
     def seen(self, ago: float) -> None:
         """Make SLURM's last answer so many seconds old."""
-        path = self.site.gpas.runs / f".slurm/.queue-{os.getuid()}.json"
+        path = self.face.runs / f".slurm/.queue-{os.getuid()}.json"
         write_json(path, {**read_json(path), "time": time.time() - ago})
 
     def forget(self) -> None:
         """Remove SLURM's last answer."""
-        (self.site.gpas.runs / f".slurm/.queue-{os.getuid()}.json").unlink()
-
-    def edit(self, old: str, to: str) -> None:
-        self.site.gpas.edit(old, to)
+        (self.face.runs / f".slurm/.queue-{os.getuid()}.json").unlink()
 
     def resources(self, declared: str) -> None:
         """Declare resources of the grid."""
@@ -111,22 +102,22 @@ class Steps:
 
     def tokenised(self) -> None:
         """Make the job that tokenises the text end well."""
-        text = read_json(self.site.gpas.runs / ".slurm" / self.site.names()[0] / "submission.json")["keys"][0][0]
-        write_events(make_attempt(self.site.gpas.runs, text, {"stage": "tokenise"}), [Outcome("done")])
+        text = read_json(self.face.runs / ".slurm" / self.site.names()[0] / "submission.json")["keys"][0][0]
+        write_events(make_attempt(self.face.runs, text, {"stage": "tokenise"}), [Outcome("done")])
 
     def ended(self, after: float) -> None:
         """Let accounting have the end of another element, so many seconds after the submission."""
-        made = read_json(self.site.gpas.runs / ".slurm" / self.last / "submission.json")["time"]
+        made = read_json(self.face.runs / ".slurm" / self.last / "submission.json")["time"]
         self.put("sacct", f"8_0|ARRAY|COMPLETED|0:0|n1|{made:.0f}|{made + after:.0f}\n")
 
     def log(self, text: str = "", element: int = 0) -> None:
         """Write the log of an element of the last array."""
-        (self.site.gpas.runs / ".slurm" / self.last / f"8_{element}_0_log.out").write_text(text)
+        (self.face.runs / ".slurm" / self.last / f"8_{element}_0_log.out").write_text(text)
 
     def attempt(self, how: str, job: str = "8_0", seconds: float = 1.0) -> None:
         """Make an attempt of the last submission at pre-s1 that took so long: killed for its memory, or an outcome."""
         events: list[Event] = [Phase("training", micro_batch=8)] if how == "killed" else [Outcome(how, step=4)]
-        made = self.site.gpas.attempt("pre-s1")
+        made = self.face.attempt("pre-s1")
         write_events(made, events)
         place = {"submission": self.last, "index": 0, "job": job, "restart": 0, "nodes": "n1"}
         facts = {**read_json(made.attempt_path), "slurm": place, "created": time.time() - seconds}
@@ -137,11 +128,11 @@ class Steps:
 
     def remember(self, cell: str, letters: int = 16) -> None:
         """Remember the first letters of the key of a cell."""
-        self.key = self.site.gpas.entry(cell).key[:letters]
+        self.key = self.face.entry(cell).key[:letters]
 
     def failed(self, name: str, how: str = "failed", cause: str = "") -> None:
         """Make an attempt at a cell on this machine that ended so."""
-        self.site.gpas.ended(name, how, cause=cause)
+        self.face.ended(name, how, cause=cause)
 
     def submissions(self, number: int) -> None:
         assert len(self.site.names()) == number
@@ -155,7 +146,7 @@ class Steps:
 
     def asks(self, lines: Sequence[str], lacks: Sequence[str] = ()) -> None:
         """Check texts in the last script."""
-        text = (self.site.gpas.runs / ".slurm" / self.last / "submission.sh").read_text()
+        text = (self.face.runs / ".slurm" / self.last / "submission.sh").read_text()
         assert [line for line in lines if line not in text] == [line for line in lacks if line in text] == [], text
 
     def element(self, resources: dict[str, object] | None = None, lacks: Sequence[str] = (), **wanted: object) -> None:
@@ -166,5 +157,5 @@ class Steps:
         assert all(agrees(found.get(name), value) for name, value in wanted.items()), found
 
     def _element(self) -> Any:
-        path = self.site.gpas.runs / ".slurm" / self.last / "elements.jsonl"
+        path = self.face.runs / ".slurm" / self.last / "elements.jsonl"
         return json.loads(path.read_text().splitlines()[0])[0]
