@@ -13,9 +13,14 @@ from fake_slurm import TITLES, Site, row
 from sessions import Commands, agrees
 
 from gpas_cli.events import Event, Outcome, Phase
+from gpas_cli.schedule.slurm import findings
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import read_json, write_json, write_record
 
+PROFILE = """\
+    resources: {partition: gpu, gpus: 2, python: /opt/python9, setup: [module load cuda], environment: [A=b c],
+                sbatch: [--mail-type=END, --reservation=night]}
+"""
 CELL = "small --where norm=pre --where gate=none --where seed=1"
 
 
@@ -125,6 +130,29 @@ class Steps(Commands):
         if how == "killed":
             error = "out of memory: it used 190 MiB"
             write_record(made.exit_path, ExitRecord(code=None, signal=9, t=time.time(), error=error))
+
+    def two_profiles(self) -> None:
+        """Declare resources of `small`, whose job sbatch sees first; jobs that ask about nodes are looked at often."""
+        self.edit("    title: Small\n", f"    title: Small\n{PROFILE}")
+        self.patch.setattr(findings, "_POLL_SECONDS", 0.05)
+        self.patch.setattr(findings, "_LATE_SECONDS", 0.0)
+        self.put("scancel")
+
+    def patience(self, seconds: float) -> None:
+        """Wait so long for a node."""
+        self.patch.setattr(findings._ask, "__defaults__", (seconds,))
+
+    def keep(self, then: str) -> None:
+        """Let sbatch save a copy of the script as script.N and then run `then`, with the log's path in $log."""
+        self.sbatch(
+            f'for path in "$@"; do :; done; cat "$path" > $0.script.$n; log="${{path%.sh}}.out"\n{then}\necho $id'
+        )
+
+    def nodes(self, wanted: dict[str, str]) -> None:
+        """Check findings of `gpas doctor --nodes`: what it is about -> its status and detail."""
+        answer = self.face("doctor", "--nodes", "--json", expect=None).json["findings"]
+        found = {one["what"]: f"{one['status']}: {one['detail']}" for one in answer}
+        assert all(agrees(found[what], text) for what, text in wanted.items()), found
 
     def remember(self, cell: str, letters: int = 16) -> None:
         """Remember the first letters of the key of a cell."""
