@@ -70,30 +70,11 @@ FORGED = [
     (judge.commands_behaved([Ended("gpas db sync", -11, "")]), "exit code -11"),
     (judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"), "2.25"),
 ]
-LIVES = [life(1, 1.0, 3.0), life(2, 3.5, 9.0), life(1, 3.2, 5.0, OTHER), life(2, 1.0, 9.0, "c" * 16)]
-SOUND = [
-    judge.each_cell_once({KEY: "a"}, [INTERRUPTED, DONE]),
-    judge.same_weights(NAMES, {KEY: "x"}, {KEY: "x"}),
-    judge.one_at_a_time(NAMES, [INTERRUPTED, DONE], LIVES),
-    judge.locked_once(NAMES, []),
-    judge.shown_truly([poll("done", 8, 9.5)], [INTERRUPTED, DONE], [life(2, 4, 9)], [], ENOUGH),
-    judge.shown_truly([poll("queued")], [], [], [(4.0, 10.5)], ENOUGH),  # a live command explains it
-    judge.failures_excused(NAMES, [attempt(1, {**FAILED, "cause": "OSError: No space left"}), DONE]),
-    judge.nothing_erased(SEEN, SEEN),
-    judge.numbered_without_gaps(NAMES, [attempt(2), attempt(1), attempt(1, key=OTHER)]),
-    judge.commands_behaved([Ended("gpas run", code, "", killed=True) for code in (-9, 1, 130)]),
-    judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.5]}]}, "the table"),
-]
 
 
 @pytest.mark.parametrize(("found", "words"), FORGED, ids=[words for _, words in FORGED])
 def test_a_violation_is_found(found: Iterable[Violation], words: str) -> None:
     assert words in str(only(found))
-
-
-@pytest.mark.parametrize("found", SOUND, ids=range(len(SOUND)))
-def test_nothing_is_found_where_nothing_is_wrong(found: Iterable[Violation]) -> None:
-    assert not list(found)
 
 
 @pytest.mark.parametrize(

@@ -224,9 +224,3 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
     command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
     died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
     assert died.returncode == -9, died.stdout + died.stderr
-
-
-__all__ = [
-    "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "gated", "job_of", "kill", "node_of",
-    "one_cell", "paused", "pending", "started", "wait",
-]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from attempts import make_attempt, submission_facts, write_events
 from cases import cases
 from fake_slurm import NAME, Programs, Site, row
+from launching import entry
 from slurm_steps import Steps
 
 from gpas_cli.errors import GpasError
@@ -33,22 +34,14 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_a_hundred_jobs_take_one_query(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.load import load
-
-    seeds = ", ".join(map(str, range(100)))
-    (tmp_path / "experiments.yaml").write_text(
-        "version: 1\ngrids: {many: {base: {size: quickstart, data: quickstart, "
-        f"optim: {{lr: 1e-3, warmup: 1, steps: 3, batch: 8}}}}, axes: {{seed: [{seeds}]}}}}}}\n"
-    )
-    entries = expand(load(tmp_path / "experiments.yaml"))
+    entries = [entry(seed=seed) for seed in range(100)]
     runs = tmp_path / "runs"
     submitter = Submitter(runs)
-    for i, entry in enumerate(entries):
-        write_claim(runs, entry.key, submitter, "slurm", submission=NAME, index=i)
+    for i, one in enumerate(entries):
+        write_claim(runs, one.key, submitter, "slurm", submission=NAME, index=i)
     submitter.close()
     (runs / ".slurm" / NAME).mkdir(parents=True)
-    keys = [[entry.key] for entry in entries]
+    keys = [[one.key] for one in entries]
     write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=keys))
     programs.put("squeue", "".join(row(ArrayTaskID=str(i)) for i in range(100)))
     for jobs in (False, True):
