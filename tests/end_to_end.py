@@ -109,12 +109,19 @@ class Toy(Face):
         """Return the folders of all attempts, without those that are just being made."""
         return sorted(path.parent for path in self.runs.glob("??/*/[0-9]*/attempt.json"))
 
+    def events(self, *attempts: Path, kind: str = "") -> list[dict[str, Any]]:
+        """Return the events in the journals of these or of all attempts, all or those of a kind."""
+        journals = [path / "journal.jsonl" for path in attempts or self.attempts()]
+        lines = [line for path in journals if path.exists() for line in path.read_text(errors="replace").splitlines()]
+        found = [json.loads(line[9:]) for line in lines if line.endswith("}")]
+        return [event for event in found if kind in ("", event["kind"])]
+
     def stepping(self) -> list[int]:
         """Return the live processes of attempts that have trained beyond their first update."""
         pids = []
         for path in sorted(self.runs.glob("??/*/*/process.json")):
             pid = json.loads(path.read_text())["pid"]
-            if alive(pid) and _has_stepped(path.with_name("journal.jsonl")):
+            if alive(pid) and any(event["step"] > 1 for event in self.events(path.parent, kind="step")):
                 pids.append(pid)
         return pids
 
@@ -159,12 +166,6 @@ def trained_toy(folders: pytest.TempPathFactory) -> Toy:
             Toy(folder / "toy")("run", "grid")
 
     return Toy.at(made_once(folders, "trained", train) / "toy")
-
-
-def _has_stepped(journal: Path) -> bool:
-    lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
-    events = [json.loads(line[9:]) for line in lines if line.endswith("}")]
-    return any(event["kind"] == "step" and event["step"] > 1 for event in events)
 
 
 def alive(pid: int) -> bool:

@@ -37,15 +37,6 @@ def final_checkpoints(toy: Toy) -> dict[str, bytes]:
     return newest
 
 
-def outcomes(toy: Toy) -> list[str]:
-    """Return the outcome of every attempt that recorded one in its journal."""
-    found = []
-    for path in toy.runs.glob("??/*/*/journal.jsonl"):
-        events = [json.loads(line[9:]) for line in path.read_text().splitlines()]
-        found += [event["outcome"] for event in events if event["kind"] == "outcome"]
-    return found
-
-
 def test_from_yaml_to_table_and_a_second_run_does_nothing(trained: Toy, tmp_path: Path) -> None:
     toy = trained.copied(tmp_path / "a project")
     toy.edit("seed: [1]", "seed: [1, 2]")
@@ -139,7 +130,7 @@ def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Pa
     toy("run", "grid")
     assert set(toy.states().values()) == {"done"}
     assert len(toy.attempts()) == 2
-    assert outcomes(toy) == ["done"]
+    assert [event["outcome"] for event in toy.events(kind="outcome")] == ["done"]
 
 
 @pytest.mark.release

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, tables
 from end_to_end import Toy, wait
 from face import fake_jobs
 from faded_plugin import PLUGIN
@@ -194,16 +194,7 @@ def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path,
 
 SECRET = "hunter2-of-the-database"
 URL = f"postgresql://gpas:{SECRET}@127.0.0.1:1/results"
-# Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
-PROGRAMS = {
-    "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
-    "squeue": "printf '%-80s%-24sPARTITION\\n' NAME STATE",
-    "sacct": "echo 'JobID|JobName|State'",
-    "srun": ":",
-    "sinfo": ":",
-    "scancel": ":",
-    "sbatch": 'env > "$0.env"; case "$*" in *version*) echo "slurm 23.11.4";; *) echo 4711;; esac',
-}
+PROGRAMS = tables("projects/slurm_programs.yaml")
 
 
 class Secretive(Toy):
@@ -281,15 +272,7 @@ def test_the_question_names_the_database_without_its_password(tmp_path: Path) ->
 
 TOKEN = "S3CRETTOK"
 VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
-RESOURCES = f"""\
-resources:
-  all:
-    environment: [HF_TOKEN={TOKEN}]
-    setup: ['export AWS_SECRET={TOKEN}', source /home/ann/env.sh]
-    python: /home/ann/bin/python
-    sbatch: [--mail-user=ann@uni.edu]
-    account: annslab
-"""
+PRIVATE = (Path(__file__).parent / "projects/private.yaml").read_text()
 
 
 class Private(Secretive):
@@ -299,7 +282,7 @@ class Private(Secretive):
 
     def __init__(self, folder: Path, gates: str):
         super().__init__(folder, gates=gates)
-        self.declare((folder / "experiments.yaml").read_text() + RESOURCES)
+        self.declare((folder / "experiments.yaml").read_text() + PRIVATE)
 
     def shown(self) -> list[Path]:
         """Return the files with such a value that other users can read, without the experiments file."""

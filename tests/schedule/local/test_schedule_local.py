@@ -306,17 +306,7 @@ def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
     second.close()
 
 
-GRID = """
-version: 1
-default: tiny
-grids:
-  tiny:
-    base:
-      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pad, length: 64}
-      optim: {lr: 1e-3, warmup: 1, steps: 30, batch: 8}
-    axes: {gate: [none, gpas], seed: [1, 2]}
-"""
+GRID = Path(__file__).with_name("tiny.yaml").read_text()
 
 
 @pytest.fixture

@@ -112,16 +112,11 @@ class SlurmToy(Toy):
         """Return attempt.json of every attempt."""
         return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
 
-    def events(self, *attempts: Path) -> list[dict[str, Any]]:
-        """Return the events in the journals of these or of all attempts."""
-        lines = (line for path in attempts or self.attempts() for line in _lines(path / "journal.jsonl"))
-        return [json.loads(line[9:]) for line in lines if line.endswith("}")]
-
     def training(self) -> bool:
         """Return whether the newest attempt of every cell has trained beyond its first update."""
         newest = {path.parent: path for path in self.attempts()}
         return bool(newest) and all(
-            '"kind":"step"' in "\n".join(_lines(path / "journal.jsonl")[3:]) for path in newest.values()
+            any(event["step"] > 1 for event in self.events(path, kind="step")) for path in newest.values()
         )
 
     def losses(self) -> dict[tuple[str, int], float]:
@@ -129,10 +124,8 @@ class SlurmToy(Toy):
         found: dict[tuple[str, int], float] = {}
         for path in self.attempts():
             name = json.loads((path / "attempt.json").read_text())["name"]
-            for line in _lines(path / "journal.jsonl"):
-                event = json.loads(line[9:]) if line.endswith("}") else {}
-                if event.get("kind") == "step":
-                    assert found.setdefault((name, event["step"]), event["loss"]) == event["loss"]
+            for event in self.events(path, kind="step"):
+                assert found.setdefault((name, event["step"]), event["loss"]) == event["loss"]
         return found
 
     def supervisors(self) -> list[int]:
@@ -142,7 +135,7 @@ class SlurmToy(Toy):
 
     def trained_once(self, texts: int = 0) -> None:
         """Check that each cell has exactly one `done`, and that `texts` texts do."""
-        done = [event for event in self.events() if event["kind"] == "outcome" and event["outcome"] == "done"]
+        done = [event for event in self.events(kind="outcome") if event["outcome"] == "done"]
         assert len(done) == len(self.states()) + texts, self.said()
 
 
@@ -197,10 +190,6 @@ def node_of(cluster: Cluster) -> str:
     """Return the node of the only running job; earlier ones may still be completing."""
     (node,) = cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%N").split()
     return node
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
 def wait(condition: Callable[[], object], timeout: float = TIMEOUT_SECONDS) -> None:
