@@ -293,11 +293,9 @@ def test_makespan(needs: list[tuple[float, int]], slots: int, hours: float) -> N
     assert makespan(needs, slots) == hours
 
 
-def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
-    asked = Resources(gpus=2, cpus=16, mem="48G", time="1-00:00:00", partition="gpu")
-    assert described(asked) == "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"
-    grows = Resources(gpus=0, cpus=1, mem=("2G", "4G"), time=("0:10:00", "0:20:00"))
-    assert described(grows) == "1 core, mem 2G then 4G, time 0:10:00 then 0:20:00"
+@cases("plan/cases.yaml")
+def test_what_a_job_asks_for_is_one_part_per_resource(resources: dict[str, Any], wanted: str) -> None:
+    assert described(Resources(**resources)) == wanted
 
 
 SIZE = {"hidden": 128, "ffn": 352, "heads": 4, "layers": 2, "vocab": 4000}

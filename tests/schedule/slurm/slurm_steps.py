@@ -64,10 +64,11 @@ class Steps(Commands):
         (found,) = (cell for cell in cells if cell["name"] == name)
         assert all(agrees(found[field], value) for field, value in wanted.items()), found
 
-    def calls(self, program: str, number: int | None = None, are: object = None) -> None:
+    def calls(self, program: str, number: int | None = None, are: object = None, lacks: str = "\0") -> None:
         found = self.site.programs.calls(program)
         assert number is None or len(found) == number, found
         assert are is None or found == are
+        assert not [call for call in found if lacks in call]
 
     def squeue(self, state: str = "", before: str = "", after: str = "", **more: Any) -> None:
         """Let squeue list the trainings in this state, or nothing; lines of the site may surround its answer."""
@@ -153,6 +154,10 @@ class Steps(Commands):
         answer = self.face("doctor", "--nodes", "--json", expect=None).json["findings"]
         found = {one["what"]: f"{one['status']}: {one['detail']}" for one in answer}
         assert all(agrees(found[what], text) for what, text in wanted.items()), found
+
+    def usage(self, wanted: dict[str, object]) -> None:
+        """Check the only profile in `gpas status --usage`."""
+        assert self.face("status", "small", "--usage", "--json").json["profiles"] == [wanted]
 
     def remember(self, cell: str, letters: int = 16) -> None:
         """Remember the first letters of the key of a cell."""

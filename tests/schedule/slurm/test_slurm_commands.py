@@ -13,7 +13,7 @@ from slurm_steps import Steps, trainings
 
 from gpas_cli.schedule.slurm import accounting, queue, squeue
 from gpas_cli.schedule.slurm import scheduler as slurm_run
-from gpas_cli.schedule.slurm.job import NEVER, WHOLE
+from gpas_cli.schedule.slurm.job import WHOLE
 
 
 @sessions("schedule/slurm/sessions.yaml")
@@ -38,18 +38,14 @@ def test_jobs_are_queried_by_name_and_cached_per_user(
     assert not any(word in ("-u", "--me") for call in site.programs.calls("squeue")[1:] for word in call.split())
 
 
-def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(programs: Programs) -> None:
-    programs.put(
-        "sacct",
-        "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
-        "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n"
-        "7_[4,6-7%2]|a|CANCELLED by 1000|0:0|None assigned|200|200\n7_[9]|a|FAILED|1:0|n1|100|200\n",
-    )
-    ended = {job.id: (index, job.reason) for _, index, job in accounting.sacct({"a": 1.0})}
-    assert ended == {
-        "7_0": (0, ""), "7_1": (1, NEVER), "7_2": (2, ""), "8": (WHOLE, ""),
-        **{f"7_{i}": (i, "") for i in (4, 6, 7, 9)},
-    }  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
+def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
+    programs: Programs, says: str, ended: dict[str, list[Any]]
+) -> None:
+    """`ended`: index in the array and reason, by the id of the job."""
+    programs.put("sacct", says)
+    found = accounting.sacct({"a": 1.0})
+    assert {job.id: [index, job.reason] for _, index, job in found} == {"8": [WHOLE, ""], **ended}
     assert "-a " in programs.calls("sacct")[0]
 
 
@@ -85,28 +81,6 @@ def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPat
     site.gpas.edit("seed: [1, 2]", "seed: [1]")
     said = site.submit("--wait", "--where", "norm=pre", "--where", "gate=none", expect=None).out
     assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)") == 1
-
-
-def test_stages_after_a_divergence_keep_their_reason_after_a_retry(site: Site) -> None:
-    text = (site.gpas.folder / "experiments.yaml").read_text()
-    fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
-    site.gpas.declare(
-        text.replace("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]").replace("seed: [1, 2]", "seed: [1]")
-    )
-    site.submit("--where", "norm=pre")
-    site.gpas.ended("pre-gpas-s1", "diverged", cause="loss is nan")
-    pupils = site.names()[2]
-    site.programs.put("squeue", row(pupils, "CANCELLED", ArrayJobID="9", Reason="DependencyNeverSatisfied"))
-
-    def reason() -> tuple[str, str]:
-        cells = site.gpas("status", "small", "--json").json["cells"]
-        return next((cell["state"], cell["cause"]) for cell in cells if cell["name"] == "pre-fixed-s1")
-
-    before = reason()
-    assert before == ("cancelled", "its training small/pre-gpas-s1 diverged (loss is nan)")
-    said = site.gpas("retry", "--where", "norm=pre", "--executor", "slurm", "--yes", expect=None)
-    assert "1 job submitted" not in said.out
-    assert reason() == before
 
 
 NAMED = b"gpas-"

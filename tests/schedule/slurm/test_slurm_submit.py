@@ -74,23 +74,6 @@ def test_when_a_time_limit_counts_as_reached(limit: str, seconds: float, wanted:
     assert reached_limit(Resources(time=limit, notice=20), seconds) is wanted
 
 
-def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site, steps: Steps) -> None:
-    assert "no SLURM job of these cells has ended" in site.gpas("status", "small", "--usage").out
-    steps.resources("mem: 1G")
-    steps.alone()
-    site.programs.put(
-        "sacct",
-        f"8_0|{steps.last}|COMPLETED|1G|2|60|100|01:00.500|\n8_0.batch|batch|COMPLETED||2||100|00:00.015|12M\n"
-        "8_0.0|sh|COMPLETED||2||100|01:00.485|512M\n",
-    )
-    (used,) = site.gpas("status", "small", "--usage", "--json").json["profiles"]
-    assert used == {"memory": 2**30, "cpus": 2, "limit": 3600, "jobs": 1, "used_memory": 2**29, "used_cores": 0.6,
-                    "longest": 100.0}  # fmt: skip
-    said = site.gpas("status", "small", "--usage").out.split()
-    assert {"1G", "512M"} <= set(said)  # in the units of `mem: 1G`
-    assert not any("--jobs" in call for call in site.programs.calls("sacct"))
-
-
 @contextmanager
 def closed(cluster: Cluster) -> Iterator[None]:
     """Accept jobs inside the block, but start none."""
