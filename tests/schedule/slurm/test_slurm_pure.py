@@ -255,31 +255,25 @@ def test_every_slurm_state_is_mapped(tmp_path: Path, state: str, wanted: str) ->
     assert without == ("missing" if wanted == "interrupted" else wanted)
 
 
-def test_the_outcome_of_a_job_takes_precedence_over_slurm(tmp_path: Path) -> None:
-    failed = replace(OWN, state="failed", outcome="failed", source="outcome")
-    assert judged(tmp_path, failed, Job("7_0", "NODE_FAIL")).state == "failed"
-    saved = replace(OWN, outcome="interrupted", source="outcome")
-    assert judged(tmp_path, saved, Job("7_0", "FAILED", exit="75:0")).state == "interrupted"
-    assert judged(tmp_path, saved, Job("7_0", "PENDING")).state == "queued"
-    assert judged(tmp_path, saved, Job("7_0", "CANCELLED")).state == "cancelled"
+# What the attempts of a stage show.
+SHOWN = {
+    "missing": MISSING,
+    "own": OWN,
+    "failed": replace(OWN, state="failed", outcome="failed", source="outcome"),
+    "saved": replace(OWN, outcome="interrupted", source="outcome"),
+    "failed earlier": replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0"),
+}
 
 
-def test_an_earlier_jobs_failure_does_not_end_a_later_one(tmp_path: Path) -> None:
-    earlier = replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0")
-    assert judged(tmp_path, earlier, Job("8_0", "PENDING", "Priority")).state == "queued"
-
-
-def test_a_completed_job_has_a_grace_period_for_its_outcome(tmp_path: Path) -> None:
-    late = Job("7_0", "COMPLETED", end=time.time() - 5)
-    assert judged(tmp_path, OWN, late).state == "running"
-    assert judged(tmp_path, OWN, replace(late, end=time.time() - 500)).state == "interrupted"
-
-
-def test_an_unreachable_scheduler_changes_no_state(tmp_path: Path) -> None:
-    assert judged(tmp_path, MISSING, None, error="down").state == "queued"
-    assert judged(tmp_path, MISSING, None).state == "missing"
-    status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
-    assert (status.state, "since then: down" in status.evidence) == ("running", True)
+@cases("schedule/slurm/cases.yaml", ended=0.0, error="", evidence="")
+def test_a_job_and_the_attempts_of_its_stage_decide_the_state(
+    tmp_path: Path, shown: str, job: list[str] | None, ended: float, error: str, state: str, evidence: str
+) -> None:
+    """`job`: id, state, reason, node, exit code. `ended`: seconds ago. `error`: of a queue that does not answer."""
+    end = time.time() - ended if ended else 0.0
+    found = Job(*job[:3], nodes=job[3], end=end, exit=job[4]) if job else None
+    seen = judged(tmp_path, SHOWN[shown], found, error=error)
+    assert (seen.state, evidence in seen.evidence) == (state, True)
 
 
 def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None:
