@@ -28,9 +28,12 @@ from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
 
-# The first lines of toy projects' experiments files.
-TOY = file_text("experiments/toy.yaml")
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
+
+
+def toy(steps: int) -> str:
+    """Return the first lines of the experiments file of a toy project with so many updates."""
+    return Template(file_text("experiments/toy.yaml")).substitute(steps=steps)
 
 
 class Toy(Face):
@@ -47,9 +50,8 @@ class Toy(Face):
         checkpoint_every: int = 50,
     ):
         first = gates.partition(",")[0]
-        more: dict[str, object] = {"steps": steps, "checkpoint_every": checkpoint_every}
-        more |= {"norms": norms, "gates": gates, "seeds": seeds, "first": first}
-        super().__init__(folder, Template(TOY + file_text("experiments/toy_grid.yaml")).substitute(more))
+        more = {"norms": norms, "gates": gates, "seeds": seeds, "first": first, "checkpoint_every": checkpoint_every}
+        super().__init__(folder, toy(steps) + Template(file_text("experiments/toy_grid.yaml")).substitute(more))
 
     def copied(self, folder: Path) -> Toy:
         """Return a copy of the project, which the test may change; its database is made anew."""
@@ -104,12 +106,23 @@ class Toy(Face):
         """Return the folders of all attempts, without those that are just being made."""
         return sorted(path.parent for path in self.runs.glob("??/*/[0-9]*/attempt.json"))
 
+    def events(self, *attempts: Path, kind: str = "") -> list[dict[str, Any]]:
+        """Return the events in the journals of these or of all attempts, all or those of a kind."""
+        journals = [path / "journal.jsonl" for path in attempts or self.attempts()]
+        lines = [line for path in journals if path.exists() for line in path.read_text(errors="replace").splitlines()]
+        found = [json.loads(line[9:]) for line in lines if line.endswith("}")]
+        return [event for event in found if kind in ("", event["kind"])]
+
+    def has_stepped(self, attempt: Path) -> bool:
+        """Return whether an attempt has gone beyond its first update."""
+        return any(event["step"] > 1 for event in self.events(attempt, kind="step"))
+
     def stepping(self) -> list[int]:
         """Return the live processes of attempts that have trained beyond their first update."""
         pids = []
         for path in sorted(self.runs.glob("??/*/*/process.json")):
             pid = json.loads(path.read_text())["pid"]
-            if alive(pid) and has_stepped(path.with_name("journal.jsonl")):
+            if alive(pid) and self.has_stepped(path.parent):
                 pids.append(pid)
         return pids
 
@@ -154,13 +167,6 @@ def trained_toy(folders: pytest.TempPathFactory) -> Toy:
             Toy(folder / "toy")("run", "grid")
 
     return Toy.at(made_once(folders, "trained", train) / "toy")
-
-
-def has_stepped(journal: Path) -> bool:
-    """Return whether a training has gone beyond its first update."""
-    lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
-    events = [json.loads(line[9:]) for line in lines if line.endswith("}")]
-    return any(event["kind"] == "step" and event["step"] > 1 for event in events)
 
 
 def alive(pid: int) -> bool:

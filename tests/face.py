@@ -95,9 +95,7 @@ def run_main(words: Sequence[str]) -> int:
         patch.setattr(sys, "argv", ["gpas", *words])
         patch.setattr(sys.modules["__main__"], "__package__", None)  # otherwise the program is `python -m pytest`
         patch.setattr(gc, "freeze", lambda: None)  # with which `main` would spare what the command made
-        patch.setattr(
-            os, "nice", lambda steps: 0
-        )  # of `gpas report --serve`; the process of the tests would stay at it
+        patch.setattr(os, "nice", lambda steps: 0)  # of `gpas report --serve`: this process would stay at it
         # What each process makes once takes longer than many a command.
         patch.setattr(app, "make_app", _make_app)
         patch.setattr(app, "get_group", _get_group)
@@ -213,9 +211,8 @@ class Face:
 
     def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
         """Create an attempt at a cell that ended with this outcome."""
-        metrics = (
-            {} if perplexity is None else {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
-        )
+        known = {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
+        metrics = {} if perplexity is None else known
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 

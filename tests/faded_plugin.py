@@ -1,19 +1,6 @@
-"""A plugin that adds one scheme and leaves a trace when it is executed."""
+"""The scheme of the guide as a plugin that leaves a trace when it is executed."""
 
-PLUGIN = """\
-from dataclasses import dataclass
-from pathlib import Path
-from gpas_cli.spec.norm import Norm, Scheme, Wiring
+from documentation import PYTHON
 
-Path({trace!r}).touch()
-
-@dataclass(frozen=True, kw_only=True)
-class Faded(Scheme):
-    title = "Faded"
-
-    def wiring(self, layer: int, depth: int) -> Wiring:
-        return Wiring(in_norm=Norm(), skip=0.9)
-
-
-SCHEMES = {{"faded": Faded}}
-"""
+CODE = next(code for _, code in PYTHON if "class Faded" in code)
+PLUGIN = "from pathlib import Path\nPath({trace!r}).touch()\n" + CODE.replace("{", "{{").replace("}", "}}")

@@ -7,19 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
+from gpas_cli.schedule import scheduler as room
+from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.local.run import LocalRun
-from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSnapshot, RunSummary
+from gpas_cli.schedule.process import Cancelling
+from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSnapshot, RunSummary, cancel
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.attempt import process_path
-from gpas_cli.state.observe import observe
+from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.rundir import AttemptDir, read_json
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from forking import Forked
@@ -42,17 +47,6 @@ def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
 
 def key(cell: Entry) -> str:
     return cell.cell.stages[0].key
-
-
-def scheduler(
-    project: Project, *entries: Entry, command: Sequence[str] = COMMAND, machine: ThisMachine = FOUR_CORES, **more: Any
-) -> LocalRun:
-    request = RunRequest(project=project, entries=entries, **more)
-    return LocalRun(request, command=command, machine=machine)
-
-
-def run(project: Project, *entries: Entry, **more: Any) -> RunSummary:
-    return through(scheduler(project, *entries, **more))
 
 
 def through(run: LocalRun) -> RunSummary:
@@ -104,12 +98,6 @@ def states(summary: RunSummary) -> dict[str, list[str]]:
     return {name: names for name, names in lists.items() if names}
 
 
-def ran(project: Project) -> list[str]:
-    """Return "name attempt" of every fake job that wrote a journal."""
-    path = project.config.parent / "ran.txt"
-    return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + seconds
@@ -117,69 +105,6 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return found
-
-
-def orphaned(project: Project, *cells: Entry) -> None:
-    """Start the jobs of cells in another `gpas run`, and kill that once they work and it has recorded them."""
-    with other_run(project, *(cell.name.replace("-", ":") for cell in cells)) as other:
-        for cell in cells:
-            attempt = AttemptDir(until(working(project, cell)).directory)
-            until(process_path(attempt).exists)
-        kill(other.pid)
-        other.wait()
-
-
-def seen(project: Project, cell: Entry, state: str) -> Callable[[], StageStatus | None]:
-    """Return a condition: the cell's stage is in `state`."""
-
-    def look() -> StageStatus | None:
-        status = observe(project.runs, key(cell))
-        return status if status.state == state else None
-
-    return look
-
-
-def working(project: Project, cell: Entry) -> Callable[[], StageStatus | None]:
-    """Return a condition: the cell's job has journalled a step."""
-
-    def look() -> StageStatus | None:
-        status = observe(project.runs, key(cell))
-        return status if status.state == "running" and status.progress and status.progress.step else None
-
-    return look
-
-
-OTHER = """
-import sys
-from pathlib import Path
-import launching
-from gpas_cli.schedule import scheduler as room
-from gpas_cli.schedule.local import run as local
-from gpas_cli.schedule.scheduler import stop_on_signals
-from gpas_cli.project import Project
-from gpas_cli.store.snapshot import Snapshot
-local._POLL_SECONDS, local._TICK_SECONDS = 0.01, 0.05
-# Neither is read here: copying the code takes 0.3 s, importing the database half a second.
-local.snapshot = lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {})
-room.ingest = lambda project: ""
-project = Project.find(Path(sys.argv[1]), environ={})
-entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]
-scheduler = launching.scheduler(project, *entries)
-with stop_on_signals(scheduler):
-    print(launching.states(launching.through(scheduler)))
-"""
-
-
-@contextmanager
-def other_run(project: Project, *words: str) -> Iterator["Forked"]:
-    """Start a `gpas run` in another process; words are act:seed."""
-    from forking import Forked
-
-    child = Forked(OTHER, str(project.config), *words, output=project.config.parent / f"other-{time.monotonic_ns()}")
-    try:
-        yield child
-    finally:
-        child.end()
 
 
 def job_pid(status: StageStatus) -> int:
@@ -190,6 +115,85 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def go(project: Project) -> None:
-    """Let the waiting fake jobs finish."""
-    (project.config.parent / "go").touch()
+@dataclass(frozen=True)
+class Lab:
+    """A project whose jobs are fakes."""
+
+    project: Project
+
+    @property
+    def runs(self) -> Path:
+        return self.project.runs
+
+    @property
+    def folder(self) -> Path:
+        return self.project.config.parent
+
+    def scheduler(
+        self, *entries: Entry, command: Sequence[str] = COMMAND, machine: ThisMachine = FOUR_CORES, **more: Any
+    ) -> LocalRun:
+        return LocalRun(RunRequest(project=self.project, entries=entries, **more), command=command, machine=machine)
+
+    def run(self, *entries: Entry, **more: Any) -> RunSummary:
+        return through(self.scheduler(*entries, **more))
+
+    def ran(self) -> list[str]:
+        """Return "name attempt" of every fake job that wrote a journal."""
+        path = self.folder / "ran.txt"
+        return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def go(self) -> None:
+        """Let the waiting fake jobs finish."""
+        (self.folder / "go").touch()
+
+    def observe(self, cell: Entry) -> StageStatus:
+        return observe(self.runs, key(cell))
+
+    def attempts(self, cell: Entry) -> list[AttemptDir]:
+        return attempts(self.runs, key(cell))
+
+    def cancel(self, *cells: Entry) -> list[Cancelling]:
+        return cancel(self.runs, cell_statuses(self.runs, cells))
+
+    def seen(self, cell: Entry, state: str) -> Callable[[], StageStatus | None]:
+        """Return a condition: the cell's stage is in `state`."""
+        return lambda: status if (status := self.observe(cell)).state == state else None
+
+    def working(self, cell: Entry) -> Callable[[], StageStatus | None]:
+        """Return a condition: the cell's job has journalled a step."""
+        running = self.seen(cell, "running")
+        return lambda: status if (status := running()) and status.progress and status.progress.step else None
+
+    @contextmanager
+    def other_run(self, *words: str) -> Iterator["Forked"]:
+        """Start a `gpas run` in another process; words are act:seed."""
+        from forking import Forked
+
+        script, output = "import launching; launching.other()", self.folder / f"other-{time.monotonic_ns()}"
+        child = Forked(script, str(self.project.config), *words, output=output)
+        try:
+            yield child
+        finally:
+            child.end()
+
+    def orphaned(self, *cells: Entry) -> None:
+        """Start the jobs of cells in another `gpas run`, and kill that once they work and it has recorded them."""
+        with self.other_run(*(cell.name.replace("-", ":") for cell in cells)) as other:
+            for cell in cells:
+                attempt = AttemptDir(until(self.working(cell)).directory)
+                until(process_path(attempt).exists)
+            kill(other.pid)
+            other.wait()
+
+
+def other() -> None:
+    """Be the other `gpas run`."""
+    local._POLL_SECONDS, local._TICK_SECONDS = 0.01, 0.05
+    # Neither is read here: copying the code takes 0.3 s, importing the database half a second.
+    local.snapshot = lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {})
+    room.ingest = lambda project: ""
+    words = [word.split(":") for word in sys.argv[2:]]
+    project = Project.find(Path(sys.argv[1]), environ={})
+    made = Lab(project).scheduler(*(entry(act, int(seed)) for act, seed in words))
+    with room.stop_on_signals(made):
+        print(states(through(made)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from face import poll_often
+from launching import Lab
 
 from gpas_cli.project import Project
 from gpas_cli.schedule.batch import scheduler
@@ -47,3 +48,8 @@ def project(tmp_path: Path) -> Iterator[Project]:
     (folder / "experiments.yaml").write_text("grids: {}\n")
     yield Project.find(folder / "experiments.yaml", environ={})
     (folder / "go").touch()
+
+
+@pytest.fixture
+def lab(project: Project) -> Lab:
+    return Lab(project)

@@ -15,6 +15,7 @@ import gpu_exact
 import gpus
 import pytest
 import torch
+from cases import cases
 from gpu_report import Report, Result
 from gpu_scale import Scale
 from gpu_speed import _kernels
@@ -120,16 +121,9 @@ def test_a_roofline_at_tiny_size() -> None:
     assert found["roofline: MFU with all kinds at their bounds"].value > 0
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([2], [("one", 1), ("ddp", 2), ("fsdp", 2), ("back", 1)]),
-        ([2, 4], [("one", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("back", 1)]),
-        ([5], [("one", 1), ("ddp", 5), ("fsdp", 5), ("back", 1)]),
-    ],
-)
-def test_the_layouts_of_several_processes(sizes: list[int], expected: list[tuple[str, int]]) -> None:
-    assert gpus.cases(sizes, gpus.LAYOUTS) == expected
+@cases("cases.yaml")
+def test_the_layouts_of_several_processes(sizes: list[int], expected: list[list[str | int]]) -> None:
+    assert [[*one] for one in gpus.cases(sizes, gpus.LAYOUTS)] == expected
 
 
 @pytest.mark.long

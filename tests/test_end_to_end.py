@@ -11,14 +11,15 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from string import Template
 
 import pytest
 from cases import file_text
 from disks import full
-from documentation import DOCS, FENCE
-from end_to_end import TOY, Toy, alive, jobs_run_here, kill, wait
+from documentation import DOCS, FENCE, PYTHON
+from end_to_end import Toy, alive, jobs_run_here, kill, wait
+from end_to_end import toy as toy_of
 from face import Said, gpas
+from faded_plugin import CODE
 from marks import release_but
 from safetensors.numpy import load_file
 
@@ -35,15 +36,6 @@ def final_checkpoints(toy: Toy) -> dict[str, bytes]:
     for path in sorted(toy.runs.glob("??/*/*/checkpoints/step-*/*.safetensors"), key=lambda p: p.parts[-2]):
         newest[path.parents[3].name] = b"".join(t.tobytes() for _, t in sorted(load_file(path).items()))
     return newest
-
-
-def outcomes(toy: Toy) -> list[str]:
-    """Return the outcome of every attempt that recorded one in its journal."""
-    found = []
-    for path in toy.runs.glob("??/*/*/journal.jsonl"):
-        events = [json.loads(line[9:]) for line in path.read_text().splitlines()]
-        found += [event["outcome"] for event in events if event["kind"] == "outcome"]
-    return found
 
 
 def test_from_yaml_to_table_and_a_second_run_does_nothing(trained: Toy, tmp_path: Path) -> None:
@@ -139,7 +131,7 @@ def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Pa
     toy("run", "grid")
     assert set(toy.states().values()) == {"done"}
     assert len(toy.attempts()) == 2
-    assert outcomes(toy) == ["done"]
+    assert [event["outcome"] for event in toy.events(kind="outcome")] == ["done"]
 
 
 @pytest.mark.release
@@ -238,14 +230,13 @@ def test_a_changed_formula_is_another_cell_and_a_space_is_none(formula_toy: Toy)
     assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message
 
 
-GRID = Template(TOY + file_text("experiments/rates.yaml"))
 RUN = ("run", "claims", "fast", "--executor", "local", "--yes")
 
 
 @pytest.mark.long
 def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
-    (toy.folder / "experiments.yaml").write_text(GRID.substitute(steps=40))
+    toy.declare(toy_of(40) + file_text("experiments/rates.yaml"))
     first = toy.start(*RUN)
     wait(lambda: len(toy.attempts()) >= 3)
     kill(first)
@@ -397,9 +388,7 @@ def test_it_runs_as_written(folder: Path) -> None:
     assert "Wrote figures/mypaper-1.pdf" in said["figure paper mypaper-1"].out
 
 
-GUIDES = Path(__file__).parents[1] / "docs/how-to"
-CODE = re.search(r"```python\n(.*?class Faded.*?)```", (GUIDES / "scheme.md").read_text(), re.DOTALL)[1]
-STAGE = re.search(r"```python\n(.*?class Outliers.*?)```", (GUIDES / "stage.md").read_text(), re.DOTALL)[1]
+STAGE = next(code for _, code in PYTHON if "class Outliers" in code)
 
 
 @pytest.fixture(scope="module")

@@ -157,12 +157,6 @@ def toy_of_two(folder: Path, more: str = "", **values: Any) -> Toy:
     return toy
 
 
-def events(toy: Toy, kind: str) -> list[dict[str, Any]]:
-    paths = sorted(toy.runs.glob("??/*/*/journal.jsonl"))
-    found = [json.loads(line[9:]) for path in paths for line in path.read_text().splitlines()]
-    return [event for event in found if event["kind"] == kind]
-
-
 def ranks_of(parent: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
@@ -185,9 +179,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 @pytest.mark.long
 def test_one_journal_covers_both_processes(straight: Toy) -> None:
-    (start,) = events(straight, "start")
+    (start,) = straight.events(kind="start")
     assert (start["processes"], start["threads"]) == (2, 1)
-    assert [event["step"] for event in events(straight, "step")] == [1, *range(5, RANKS_LONG + 1, 5)]
+    assert [event["step"] for event in straight.events(kind="step")] == [1, *range(5, RANKS_LONG + 1, 5)]
 
 
 @pytest.mark.long
@@ -204,7 +198,9 @@ def test_a_job_with_a_killed_process_resumes_to_the_same_bits(straight: Toy, tmp
     assert set(broken.states().values()) == {"done"}
     assert len(broken.attempts()) == 3
     assert final_bytes(broken) == final_bytes(straight)
-    assert events(broken, "outcome")[-1]["metrics"]["loss"] == events(straight, "outcome")[-1]["metrics"]["loss"]
+    assert (
+        broken.events(kind="outcome")[-1]["metrics"]["loss"] == straight.events(kind="outcome")[-1]["metrics"]["loss"]
+    )
 
 
 @pytest.mark.long
@@ -226,7 +222,7 @@ def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
         for rank in range(2)
     ]  # fmt: skip
     assert [process.wait(120) for process in processes] == [0, 0]
-    assert [event["processes"] for event in events(straight, "start")] == [2, 2]
+    assert [event["processes"] for event in straight.events(kind="start")] == [2, 2]
     assert final_bytes(straight) == expected
 
 
@@ -237,8 +233,8 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     wait(lambda: bool(toy.stepping()))
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 3
-    assert [event["outcome"] for event in events(toy, "outcome")] == ["interrupted"]
-    (saved,) = events(toy, "checkpoint")
+    assert [event["outcome"] for event in toy.events(kind="outcome")] == ["interrupted"]
+    (saved,) = toy.events(kind="checkpoint")
     assert saved["path"] == f"step-{saved['step']:08d}"
     running = toy.start("run", "grid")
     wait(lambda: bool(toy.stepping()))
@@ -261,8 +257,8 @@ def test_a_sharded_job_out_of_memory_gets_fewer_rows(tmp_path: Path, monkeypatch
         monkeypatch.setattr(toy, "environment", lambda now={**environment, "PYTHONPATH": path}: now)
         said = toy("run", "grid").out
         assert ("ran out of memory; it starts again with 2 rows at a time" in said) is (name == "small")
-        losses.append([event["loss"] for event in events(toy, "step")])
-        trained = [event for event in events(toy, "phase") if event["name"] == "training"]
+        losses.append([event["loss"] for event in toy.events(kind="step")])
+        trained = [event for event in toy.events(kind="phase") if event["name"] == "training"]
         assert {event["strategy"] for event in trained} == {"fsdp"}
         assert [event["micro_batch"] for event in trained] == ([4, 2] if name == "small" else [4])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from cases import cases, file_text
 from programs import program
 
 from gpas_cli import file_systems
@@ -13,12 +14,7 @@ from gpas_cli.doctor import examine
 from gpas_cli.project import Project
 from gpas_cli.store.session import connect
 
-EXPERIMENTS = """\
-version: 1
-recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 9, batch: 2}}
-grids:
-  g: {base: {size: quickstart, data: quickstart}, axes: {seed: [1, 2]}}
-"""
+EXPERIMENTS = file_text("doctor/experiments.yaml")
 
 
 @pytest.fixture
@@ -44,15 +40,7 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
     assert finding.detail == "jobs run on this machine: sbatch did not answer within 30 s"
 
 
-@pytest.mark.parametrize(
-    ("script", "status", "detail"),
-    [
-        ("echo 'H100, 81559 MiB, 570.1'; echo 'H100, 81559 MiB, 570.1'", "ok", "H100, 81559 MiB, 570.1; H100"),
-        ("echo 'driver mismatch' >&2; exit 9", "problem", "driver mismatch"),
-        ("exit 9", "problem", "nvidia-smi failed"),
-        (None, "note", "none seen (no nvidia-smi)"),
-    ],
-)
+@cases("doctor/cases.yaml")
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, detail: str) -> None:
     if script is not None:
         program(tmp_path / "nvidia-smi", script)

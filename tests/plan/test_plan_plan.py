@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attempts import make_attempt, write_events
+from cases import cases
 from end_to_end import Toy
 from launching import FOUR_CORES, entry, key
 from programs import program
@@ -285,19 +286,14 @@ def test_parameters_are_those_of_the_network(size: str, family: str) -> None:
     assert parameters(cell) == pytest.approx(built, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("needs", "slots", "hours"),
-    [([], 2, 0), ([(1, 1), (1, 1), (1, 1)], 2, 2), ([(1, 2), (1, 2)], 2, 2), ([(3, 1), (1, 9)], 2, 4)],
-)
+@cases("plan/cases.yaml")
 def test_makespan(needs: list[tuple[float, int]], slots: int, hours: float) -> None:
     assert makespan(needs, slots) == hours
 
 
-def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
-    asked = Resources(gpus=2, cpus=16, mem="48G", time="1-00:00:00", partition="gpu")
-    assert described(asked) == "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"
-    grows = Resources(gpus=0, cpus=1, mem=("2G", "4G"), time=("0:10:00", "0:20:00"))
-    assert described(grows) == "1 core, mem 2G then 4G, time 0:10:00 then 0:20:00"
+@cases("plan/cases.yaml")
+def test_what_a_job_asks_for_is_one_part_per_resource(resources: dict[str, Any], wanted: str) -> None:
+    assert described(Resources(**resources)) == wanted
 
 
 SIZE = {"hidden": 128, "ffn": 352, "heads": 4, "layers": 2, "vocab": 4000}
@@ -388,7 +384,6 @@ def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
-CPUS = (4, 5, 6, 7)
 
 
 @pytest.fixture
@@ -400,16 +395,10 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("smi")
-@pytest.mark.parametrize(
-    ("mask", "seen"),
-    [
-        (None, ("0", "1", "2")), ("", ()), ("-1", ()), ("2, 0", ("2", "0")), ("1,1", ("1",)), ("0,7,1", ("0",)),
-        ("MIG-b,GPU-x", ("MIG-b", "GPU-x")),
-    ],
-)  # fmt: skip
-def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tuple[str, ...]) -> None:
+@cases("plan/cases.yaml")
+def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: list[str]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    assert machine._visible_gpus(environ) == seen
+    assert machine._visible_gpus(environ) == tuple(seen)
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,9 +408,7 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert machine._visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"), [("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 8), ("", 8)]
-)
+@cases("plan/cases.yaml")
 def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, text: str, cores: int) -> None:
     (tmp_path / "cpu.max").write_text(text)
     assert machine._cpu_quota(8, tmp_path / "cpu.max") == cores
@@ -445,22 +432,14 @@ def test_of_many_impossible_jobs_five_are_named() -> None:
 
 
 @pytest.mark.usefixtures("smi")
-@pytest.mark.parametrize(
-    ("mask", "quota", "expected", "slots"),
-    [
-        ("", 3, ThisMachine((), (4, 5, 6)), 3),
-        ("2,0", 2, ThisMachine(("2", "0"), (4, 5)), 2),
-        ("1", 8, ThisMachine(("1",), CPUS), 1),
-    ],
-)
+@cases("plan/cases.yaml")
 def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
-    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: ThisMachine, slots: int
+    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, gpus: list[str], cores: list[int], slots: int
 ) -> None:
-    monkeypatch.setattr(machine, "usable_cores", lambda: CPUS)
+    monkeypatch.setattr(machine, "usable_cores", lambda: (4, 5, 6, 7))
     monkeypatch.setattr(machine, "_cpu_quota", lambda cores: min(cores, quota))
     found = machine.machine({"CUDA_VISIBLE_DEVICES": mask})
-    assert found == expected
-    assert found.slots == slots
+    assert (found, found.slots) == (ThisMachine((*gpus,), (*cores,)), slots)
 
 
 def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, write_events
+from cases import cases
 from launching import FOUR_CORES, entry, key
 
 from gpas_cli.checkpoints import path_of
@@ -23,9 +24,11 @@ from gpas_cli.store.snapshot import current_code
 NOW = current_code()
 
 
-def lasting(steps: int, decay: int = 20, **more: Any) -> Entry:
+def lasting(steps: int, decay: int | None = 20, share: str = "auto", **more: Any) -> Entry:
     optim = {"lr": 1e-3, "warmup": 1, "steps": steps, "batch": 2, "schedule": "wsd", "decay": decay}
-    return entry(f"l{steps}", optim=optim | more.pop("optim", {}), **more)
+    optim |= more.pop("optim", {})
+    one = entry(f"l{steps}", optim={name: value for name, value in optim.items() if value is not None}, **more)
+    return replace(one, resources=Resources(share=share))
 
 
 def finished(runs: Path, one: Entry, *, steps: int, outcome: str = "done", code: str = NOW) -> Path:
@@ -43,19 +46,9 @@ def starts(runs: Path, *entries: Entry) -> dict[str, str]:
     }
 
 
-def test_a_trunk_is_trained_up_to_each_decay_but_the_last(tmp_path: Path) -> None:
-    assert starts(tmp_path, lasting(120), lasting(100), lasting(140)) == {
-        "l120-1.trunk80": "",
-        "l120-1.trunk100": "g/l120-1.trunk80 80",
-        "l120-1": "g/l120-1.trunk100 100",
-        "l100-1": "g/l120-1.trunk80 80",
-        "l140-1": "g/l120-1.trunk100 100",
-    }
-
-
-def test_a_few_updates_are_not_worth_a_job(tmp_path: Path) -> None:
-    assert set(starts(tmp_path, lasting(100, 97), lasting(120, 117))) == {"l100-1", "l120-1"}
-    assert "l100-1.trunk82" not in starts(tmp_path, lasting(100), lasting(102), lasting(120))
+@cases("plan/cases.yaml")
+def test_where_trainings_start(tmp_path: Path, trainings: list[dict[str, Any]], wanted: dict[str, str]) -> None:
+    assert starts(tmp_path, *(lasting(**one) for one in trainings)) == wanted
 
 
 def test_decays_of_other_lengths_shapes_and_ends_share_as_far_as_the_first_of_them(tmp_path: Path) -> None:
@@ -70,19 +63,11 @@ def test_a_declared_constant_training_is_a_trunk_itself(tmp_path: Path) -> None:
     assert starts(tmp_path, lasting(100), constant) == {"flat-1": "", "l100-1": "g/flat-1 80"}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (lasting(100), lasting(120, seed=2)),
-        (lasting(100), lasting(120, optim={"lr": 2e-3})),
-        (lasting(100), entry(optim={"lr": 1e-3, "warmup": 1, "steps": 120, "batch": 2, "schedule": "cosine"})),
-        (lasting(100, depth="layerdrop"), lasting(120, depth="layerdrop")),
-        (lasting(100, data="c4", size="71m"), lasting(120, data="c4", size="71m")),
-        (lasting(100), lasting(120, data={"like": "quickstart", "eval_tokens": 9})),
-    ],
-    ids=["seed", "rate", "cosine", "depth", "order", "evaluation"],
-)
-def test_what_differs_in_an_early_update_is_not_shared(tmp_path: Path, first: Entry, second: Entry) -> None:
+@cases("plan/cases.yaml")
+def test_what_differs_in_an_early_update_is_not_shared(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    first, second = lasting(**one), lasting(**other)
     assert set(starts(tmp_path, first, second).values()) == {""}
     assert trunk_keys([first, second]) <= {key(first), key(second)}
 
@@ -100,22 +85,11 @@ def test_a_horizon_gives_lengths_of_a_text_that_is_read_in_part_the_same_batches
     more: dict[str, Any] = {"data": "c4", "size": "71m"}
     entries = [lasting(100, optim={"horizon": 120}, **more), lasting(120, **more)]
     assert [one.cell.optim.rows for one in entries] == [240, 240]
-    assert starts(tmp_path, *entries) == {
-        "l100-1.trunk80": "",
-        "l100-1": "g/l100-1.trunk80 80",
-        "l120-1": "g/l100-1.trunk80 80",
-    }
     assert trunk(entries[0].cell, 80).optim.rows == 240
     with pytest.raises(InvalidExperiments, match="has no effect with source: stdlib"):
         lasting(100, optim={"horizon": 120})
     with pytest.raises(InvalidExperiments, match="90 is before the last of the 100 steps"):
         lasting(100, optim={"horizon": 90}, **more)
-
-
-def test_a_training_alone_and_one_that_shares_nothing_by_choice_have_no_trunk(tmp_path: Path) -> None:
-    assert starts(tmp_path, lasting(100)) == {"l100-1": ""}
-    apart = [replace(one, resources=Resources(share="off")) for one in (lasting(100), lasting(120))]
-    assert starts(tmp_path, *apart) == {"l100-1": "", "l120-1": ""}
 
 
 def test_a_finished_constant_training_is_continued(tmp_path: Path) -> None:

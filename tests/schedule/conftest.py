@@ -2,6 +2,6 @@
 
 from face import face
 from pbs_package import gpas_pbs
-from projects import _quick, project
+from projects import _quick, lab, project
 
-__all__ = ["_quick", "face", "gpas_pbs", "project"]
+__all__ = ["_quick", "face", "gpas_pbs", "lab", "project"]

@@ -18,20 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-FULL = """\
-Job Id: {id}
-    Job_Name = {name}
-    Job_Owner = root@pbsvm
-    job_state = {state}
-    queue = workq
-    server = pbsvm
-{depend}    exec_host = pbsvm/0
-    Hold_Types = {held}
-    Variable_List = PBS_O_HOME=/root,PBS_O_LANG=C.UTF-8,
-\tPBS_O_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-    comment = {comment}
-
-"""
+FULL = Path(__file__).with_name("qstat_form.txt").read_text()
 
 
 class Server:
@@ -89,7 +76,8 @@ def run(server: Server, words: list[str]) -> int:
         if any(one and one["code"] for one in before):
             server.change(number, state="F")
         elif all(one and one["code"] == 0 for one in before):
-            server.change(number, state="Q")
+            if job["state"] == "H":
+                server.change(number, state="Q")
             if not (server.folder / "stopped").exists():
                 break
         time.sleep(0.02)

@@ -4,68 +4,122 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import fake_pbs
+import gpas_pbs
 import pytest
+from cases import cases, file_text
 from face import FAKE_JOB, Face
 from gpas_pbs import scheduler
 from launching import kill, until
+from sessions import Commands, agrees, play, sessions
 
+from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import installed
 from gpas_cli.schedule.batch import scheduler as batch
+from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.run import Resources
+from gpas_cli.state.claims import claim_path
 from gpas_cli.state.observe import observe
-from gpas_cli.store.rundir import attempts
+from gpas_cli.store.rundir import attempts, write_json
 
 HERE = Path(__file__).parent
-GRID = """\
-version: 1
-sizes: {toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
-corpora:
-  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
-grids:
-  toy:
-    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
-    axes: {seed: [1, 2]}
-"""
-LATER = GRID.replace("batch: 2}}", "batch: 2}, downstream: {tasks: [piqa]}}")
+GRID = file_text("schedule/seeds.yaml")
+CLAIM = "{statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: {gate: none}, expect: lower}"
 
 
 @dataclass
-class Pbs:
+class Pbs(Commands):
     """A project, and a server whose jobs are fakes too."""
 
-    gpas: Face
     server: Path
 
-    def run(self, *words: str, expect: int | None = 0) -> str:
-        said = self.gpas("run", "grid", "toy", "--executor", "pbs", "--yes", *words, expect=expect)
-        return said.out + said.err
+    def run(self, words: str = "", **expected: Any) -> None:
+        self.gpas(f"run grid toy --executor pbs --yes {words}", **expected)
 
     def cells(self) -> list[dict[str, str]]:
-        found: list[dict[str, str]] = self.gpas("status", "toy", "--json").json["cells"]
+        found: list[dict[str, str]] = self.face("status", "toy", "--json").json["cells"]
         return found
 
-    def states(self) -> list[str]:
-        return [cell["state"] for cell in self.cells()]
+    def states(self, wanted: list[str]) -> None:
+        assert [cell["state"] for cell in self.cells()] == wanted
 
-    def acts(self, **acts: str) -> None:
-        (self.gpas.folder / "acts.json").write_text(json.dumps(acts))
+    def until(self, wanted: list[str]) -> None:
+        until(lambda: [cell["state"] for cell in self.cells()] == wanted)
 
-    def calls(self) -> list[list[str]]:
-        """Return the words of each call of qsub."""
-        return [json.loads(line) for line in (self.server / "calls.txt").read_text().splitlines()]
+    def begun(self, name: str) -> None:
+        """Wait until the job of a cell has begun, and waits."""
+        until(lambda: any(cell["name"] == name and cell["step"] for cell in self.cells()))
 
-    def jobs(self) -> list[Path]:
+    def cell(self, number: int, **wanted: str) -> None:
+        found = self.cells()[number]
+        assert all(agrees(found[field], value) for field, value in wanted.items()), found
+
+    def stage(self, name: str, **wanted: str) -> None:
+        """Check the last stage of a cell, whose parent is the first one."""
+        first, last = (stage.key for stage in self.face.entry(name, "toy").cell.stages)
+        seen = partial(observe, self.face.runs, last)
+        until(lambda: all(agrees(getattr(seen(), field), value) for field, value in wanted.items()))
+        assert seen().blocker == ("cause" in wanted) * first
+
+    def acts(self, acts: dict[str, str]) -> None:
+        """Say what the jobs of cells do, done if nothing else is said."""
+        (self.face.folder / "acts.json").write_text(json.dumps(acts))
+
+    def later(self) -> None:
+        """Declare a stage after the training."""
+        self.edit("batch: 2}}", "batch: 2}, downstream: {tasks: [piqa]}}")
+
+    def stop(self) -> None:
+        (self.server / "stopped").touch()
+
+    def start(self) -> None:
+        (self.server / "stopped").unlink()
+
+    def lose(self, number: int) -> None:
+        (self.server / f"jobs/{number}.json").unlink()
+
+    def qdel(self, number: str) -> None:
+        assert fake_pbs.qdel(fake_pbs.Server(self.server), [number]) == 0
+
+    def in_queue(self, wanted: list[int]) -> None:
+        """Check which jobs have not ended."""
+        states = {path.stem: json.loads(path.read_text())["state"] for path in self.server.glob("jobs/*.json")}
+        assert sorted(int(number) for number, state in states.items() if state != "F") == wanted
+
+    def after(self, wanted: list[str | None]) -> None:
+        """Check what the jobs wait for, by the words of each call of qsub."""
+        calls = [json.loads(line) for line in (self.server / "calls.txt").read_text().splitlines()]
+        assert [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in calls] == wanted
+
+    def places(self) -> list[Path]:
         """Return the folders of all jobs, oldest first."""
-        return sorted(self.gpas.runs.glob(".pbs/*"), key=lambda place: (place / "submission.sh").stat().st_mtime_ns)
+        return sorted(self.face.runs.glob(".pbs/*"), key=lambda place: (place / "submission.sh").stat().st_mtime_ns)
 
-    def has_begun(self, name: str) -> bool:
-        """Return whether the job of a cell has begun, and waits."""
-        return any(cell["name"] == name and cell["step"] for cell in self.cells())
+    def jobs(self, number: int) -> None:
+        assert len(self.places()) == number
+
+    def attempt(self, name: str) -> None:
+        """Check the record of the first attempt at a cell."""
+        (made,) = attempts(self.face.runs, self.face.entry(name, "toy").key)
+        record = made.read_attempt()
+        assert (record.executor, record.submitter.id) == ("pbs", self.places()[0].name)
+
+    def unrecorded(self) -> None:
+        """Remove the id of the only job from its record."""
+        (place,) = self.places()
+        write_json(place / "job.json", json.loads((place / "job.json").read_text()) | {"id": ""})
+
+    def file(self, name: str, text: str) -> None:
+        (self.face.folder / name).write_text(text)
 
 
 @pytest.fixture
@@ -85,6 +139,7 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hook = f"import gpas_cli.schedule.process\ngpas_cli.schedule.process.JOB = {FAKE_JOB!r}\n"
     (tmp_path / "hook/sitecustomize.py").write_text(hook)
     monkeypatch.chdir(made.folder)
+    server.mkdir()
     yield Pbs(made, server)
     (made.folder / "go").touch()
     (server / "stopped").unlink(missing_ok=True)
@@ -92,72 +147,47 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         until(lambda: all(json.loads(path.read_text())["state"] == "F" for path in server.glob("jobs/*.json")))
 
 
-def test_a_grid_runs_on_pbs(pbs: Pbs) -> None:
-    pbs.acts(s1="wait", s2="fail")
-    assert "qsub -N gpas-NAME -S /bin/bash" in pbs.run("--dry-run")
-    assert "submitted 0.pbsvm, 1.pbsvm to pbs\n2 jobs submitted" in pbs.run()
-    until(lambda: pbs.states() == ["running", "failed"])
-    assert "0 jobs submitted, 1 already queued or running, 1 failed" in pbs.run()
-    until(lambda: pbs.has_begun("s1"))
-    attempt = json.loads((attempts(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)[0].attempt_path).read_text())
-    assert (attempt["executor"], attempt["submitter"]["id"]) == ("pbs", pbs.jobs()[0].name)
-    assert "no luck" in pbs.gpas("logs", "s2").out
-    assert "its job will save and exit" in pbs.gpas("cancel", "s1", "--yes").out
-    until(lambda: pbs.states() == ["cancelled", "failed"])
-    (pbs.gpas.folder / "acts.json").unlink()
-    assert "2 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    assert pbs.states() == ["done"] * 2
-    assert "perplexity" in pbs.gpas("table", "toy").out
-
-
-def test_a_queued_job_is_shown_and_cancelled(pbs: Pbs) -> None:
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run()
-    cells = pbs.cells()
-    assert [cell["evidence"] for cell in cells] == [f"PBS {i}.pbsvm queued (Not Running: no room)" for i in (0, 1)]
-    assert "removed from the queue (PBS 0.pbsvm" in pbs.gpas("cancel", "s1", "--yes").out
-    assert pbs.states() == ["cancelled", "queued"]
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.states() == ["cancelled", "done"])
+@sessions("schedule/pbs.yaml")
+def test_a_session(pbs: Pbs, session: list[Any]) -> None:
+    play(pbs, session)
 
 
 def test_a_killed_job_runs_again_and_so_does_one_that_pbs_has_lost(pbs: Pbs) -> None:
-    pbs.acts(s1="killed", s2="wait")
+    pbs.acts({"s1": "killed", "s2": "wait"})
     pbs.run()
-    until(lambda: pbs.states()[0] == "failed" and pbs.has_begun("s2"))
-    assert len(attempts(pbs.gpas.runs, pbs.gpas.entry("s1", "toy").key)) == 3
+    pbs.until(["failed", "running"])
+    pbs.begun("s2")
+    assert len(attempts(pbs.face.runs, pbs.face.entry("s1", "toy").key)) == 3
     assert "3 attempts in a row made no progress" in pbs.cells()[0]["cause"]
     (job,) = (path for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] == "R")
     kill(json.loads(job.read_text())["pid"])  # the program of the job: nobody records how its process ends
     until(lambda: json.loads(job.read_text())["state"] == "F")
-    until(lambda: pbs.states() == ["failed", "interrupted"])
-    (pbs.server / "stopped").touch()
-    pbs.acts()
-    assert "1 job submitted" in pbs.run()
-    (pbs.server / "jobs/2.json").unlink()
+    pbs.until(["failed", "interrupted"])
+    pbs.stop()
+    pbs.acts({})
+    pbs.run(says="1 job submitted")
+    pbs.lose(2)
     (_, cell) = pbs.cells()
     assert (cell["state"], cell["cause"]) == (
-        "interrupted", f"PBS does not know {pbs.jobs()[-1].name}[0]; the next `gpas run grid` submits it",
+        "interrupted", f"PBS does not know {pbs.places()[-1].name}[0]; the next `gpas run grid` submits it",
     )  # fmt: skip
-    (pbs.server / "stopped").unlink()
-    pbs.run("--wait", expect=None)
-    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    assert pbs.states() == ["done", "done"]
+    pbs.start()
+    pbs.run("--wait", code=None)
+    pbs.gpas("retry --executor pbs --wait", says="1 done")
+    pbs.states(["done", "done"])
 
 
 def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
-    pbs.acts(s1="wait", s2="wait")
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run("--where", "seed=1")
+    pbs.acts({"s1": "wait", "s2": "wait"})
+    pbs.stop()
+    pbs.run("--where seed=1")
     (pbs.server / "silent").touch()
     (cell, other) = pbs.cells()
     assert (cell["state"], other["state"]) == ("queued", "missing")
     assert "cannot connect to server pbsvm" in cell["evidence"]
-    assert "cannot connect to server pbsvm" in pbs.run(expect=2)
-    assert "cannot connect" in pbs.gpas("doctor", expect=None).out
-    assert pbs.states() == ["queued", "missing"]
+    pbs.run(code=2, says="cannot connect to server pbsvm")
+    assert "cannot connect" in pbs.face("doctor", expect=None).out
+    pbs.states(["queued", "missing"])
     qstat = shutil.which("qstat")
     assert qstat is not None
     (pbs.server / "silent").unlink()
@@ -165,108 +195,66 @@ def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.
     for says in ("echo maintenance until noon", "true", "sleep 5"):  # none of them is an answer
         monkeypatch.setattr(scheduler, "_PATIENCE_SECONDS", 0.3)
         Path(qstat).write_text(f"#!/bin/sh\n{says}\n")
-        assert pbs.states() == ["queued", "missing"]
+        pbs.states(["queued", "missing"])
     monkeypatch.setattr(scheduler, "_PATIENCE_SECONDS", 60.0)
     Path(qstat).write_text(answer)
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.has_begun("s1"))
+    pbs.start()
+    pbs.begun("s1")
 
 
-def test_a_job_whose_submitter_died_is_found_by_its_name(pbs: Pbs) -> None:
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run("--where", "seed=1")
-    (place,) = pbs.jobs()
-    about = json.loads((place / "job.json").read_text())
-    (place / "job.json").write_text(json.dumps(about | {"id": ""}))
-    assert pbs.states() == ["queued", "missing"]
-    (pbs.server / "jobs/0.json").unlink()  # as if it had died before qsub
-    assert pbs.states() == ["missing", "missing"]
+def test_a_scheduler_that_cannot_be_loaded_is_a_finding(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**gpas_pbs.EXTENSION.schedulers, "broken": "no_such_module:Scheduler"}
+    monkeypatch.setattr(gpas_pbs, "EXTENSION", replace(gpas_pbs.EXTENSION, schedulers=known))
+    installed.cache_clear()
+    found = {one["what"]: one for one in pbs.face("doctor", "--json", expect=Exit.FAILED).json["findings"]}
+    assert found["pbs"]["detail"] == "0 jobs of this project in the queue"
+    assert "'broken' cannot be loaded: ModuleNotFoundError" in found["scheduler"]["detail"]
+    assert found["scheduler"]["status"] == "problem"
 
 
-def test_the_settings_are_checked_when_they_are_read(pbs: Pbs) -> None:
-    path = pbs.gpas.folder / "pbs.yaml"
-    path.write_text("gpus: ngpu\noption: [-P, thesis]\n")
-    said = pbs.run(expect=Exit.USAGE)
-    assert "pbs.yaml:1:7: gpus: unknown value 'ngpu'; did you mean 'ngpus'?" in said
-    assert "pbs.yaml:2:1: option: unknown key 'option'; did you mean 'options'?" in said
-    assert not pbs.gpas.runs.joinpath(".pbs").exists()
-    path.write_text("options: [-P, thesis]\n")
-    pbs.gpas.edit("    axes:", "    resources: {qos: high, nodes: 2, cpus: 2, ranks: 2}\n    axes:")
-    said = pbs.run(expect=Exit.USAGE)
-    assert "resources.nodes: must be 1 on PBS; resources.qos: is SLURM's; use `options` in pbs.yaml" in said
-    pbs.gpas.edit("{qos: high, nodes: 2, cpus: 2, ranks: 2}", "{partition: refused}")
-    assert "qsub: Unknown queue\nrefused: toy/s1" in pbs.run(expect=Exit.USAGE)
-    assert pbs.states() == ["missing", "missing"]
+def test_schedulers_are_chosen_by_name_and_a_claim_of_an_unknown_one_is_unknown(pbs: Pbs) -> None:
+    chosen, note = choose("pbs", pbs.face.runs)
+    assert (type(chosen), note) == (scheduler.PbsScheduler, "")
+    with pytest.raises(GpasError, match="unknown executor 'pbz'; did you mean 'pbs'"):
+        choose("pbz", pbs.face.runs)
+    path = claim_path(pbs.face.runs, pbs.face.entry("s1", "toy").key)
+    path.parent.mkdir(parents=True)
+    write_json(path, {"submitter": "a", "host": "a", "pid": 1, "time": 1.0, "scheduler": "pbz", "submission": "x"})
+    pbs.states(["unknown", "missing"])
+    assert "unknown scheduler 'pbz'; did you mean 'pbs'?" in pbs.cells()[0]["evidence"]
 
 
-def test_a_setup_that_fails_is_a_failure(pbs: Pbs) -> None:
-    pbs.gpas.edit("    axes:", "    resources: {setup: ['echo no such module', 'false']}\n    axes:")
-    pbs.run("--where", "seed=1")
-    until(lambda: pbs.states() == ["failed", "missing"])
-    assert pbs.cells()[0]["cause"].startswith("resources.setup failed with exit 1 in its line 2 (")
-    assert "| no such module" in pbs.gpas("logs", "s1").out
+def test_its_log_is_followed_to_the_end(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    pbs.acts({"s1": "wait"})
+    pbs.run("--where seed=1")
+    pbs.begun("s1")
+
+    def poll(seconds: float) -> None:
+        (pbs.face.folder / "go").touch()  # once it follows
+        time.sleep(seconds / 50)
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=poll))
+    assert "done" in pbs.face("logs", "s1", "-f").out
 
 
-def test_a_later_stage_waits_for_its_parent(pbs: Pbs) -> None:
-    pbs.gpas.declare(LATER)
-    pbs.acts(s2="fail")
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    assert "4 jobs submitted" in pbs.run()
-    after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()]
-    assert after == [None, None, "depend=afterok:0.pbsvm", "depend=afterok:1.pbsvm"]
-    keys = [stage.key for stage in pbs.gpas.entry("s2", "toy").cell.stages]
-    assert observe(pbs.gpas.runs, keys[1]).evidence == "PBS 3.pbsvm held (until the jobs before it have ended)"
-    (pbs.server / "stopped").unlink()
-    until(lambda: pbs.states() == ["done", "failed"])
-    found = until(lambda: (now := observe(pbs.gpas.runs, keys[1])).state == "cancelled" and now)
-    assert (found.cause.partition(";")[0], found.blocker) == ("its training toy/s2 failed (no luck)", keys[0])
-    assert "0 jobs submitted, 2 failed or cancelled earlier" in pbs.run()
-    pbs.acts()
-    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    assert pbs.states() == ["done", "done"]
+def test_claims_are_decided_by_jobs(pbs: Pbs) -> None:
+    """`gpas run claims` waits for each round; jobs that are queued already are followed."""
+    pbs.face.declare(GRID.replace("axes: {", "axes: {gate: [none, gpas], ") + f"claims: {{helps: {CLAIM}}}\n")
+    effects = enumerate((-0.8, -1.0, -0.9, -1.1, -0.95, -1.05), start=1)
+    numbers = {name: 9 + seed + by for seed, own in effects for name, by in ((f"s{seed}", 0), (f"gpas-s{seed}", own))}
+    (pbs.face.folder / "numbers.json").write_text(json.dumps(numbers))
+    pbs.run("--where seed=1")
+    words = ("run", "claims", "helps", "--executor", "pbs", "--yes", "--json")
+    (claim,) = pbs.face(*words).json["claims"]
+    assert claim["verdict"] == "supported"
+    ran = [line.split()[0] for line in (pbs.face.folder / "ran.txt").read_text().splitlines()]
+    assert len(ran) == len(set(ran)) == 2 * len(claim["parts"][0]["seeds"])
+    assert pbs.face(*words).json["rounds"] == 0
 
 
-def test_what_waits_for_a_removed_job_is_submitted_again(pbs: Pbs) -> None:
-    """OpenPBS holds for ever what waits for a job that was deleted before it started."""
-    pbs.gpas.declare(LATER)
-    pbs.server.mkdir()
-    (pbs.server / "stopped").touch()
-    pbs.run()
-    pbs.gpas("cancel", "s1", "--yes")
-    left = [path.stem for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] != "F"]
-    assert sorted(left) == ["1", "3"]  # what waited for the job of s1 went with it
-    assert fake_pbs.qdel(fake_pbs.Server(pbs.server), ["1"]) == 0  # by hand
-    assert pbs.states() == ["cancelled", "missing"]
-    assert "2 jobs submitted, 2 failed or cancelled" in pbs.run()
-    after = [dict(zip(words[:-1:2], words[1:-1:2], strict=True)).get("-W") for words in pbs.calls()[4:]]
-    assert after == [None, "depend=afterok:4.pbsvm"]
-    assert json.loads((pbs.server / "jobs/3.json").read_text())["state"] == "F"
-    (pbs.server / "stopped").unlink()
-    assert "1 done" in pbs.gpas("retry", "--executor", "pbs", "--wait").out
-    until(lambda: pbs.states() == ["done", "done"])
-
-
-RESOURCES = Resources(cpus=8, mem="48G", time="1-02:30:00", partition="gpu", account="thesis", constraint="kind=a100")
-
-
-@pytest.mark.parametrize(
-    ("asked", "wanted"),
-    [
-        (Resources(), "-l select=1:ncpus=1"),
-        (RESOURCES, "-l select=1:ncpus=8:mem=48gb:kind=a100,walltime=26:30:00 -q gpu -A thesis"),
-        (
-            replace(RESOURCES, gpus=2, mem="0", time="infinite"),
-            "-l select=1:ncpus=8:ngpus=2:kind=a100 -q gpu -A thesis",
-        ),
-        (
-            Resources(mem=("500M", "1TB"), time=("1:00:00", "2:00:00")).first,
-            "-l select=1:ncpus=1:mem=500mb,walltime=1:00:00",
-        ),
-    ],
-)
-def test_a_job_asks_for_what_its_stage_needs(asked: Resources, wanted: str) -> None:
+@cases("schedule/cases.yaml")
+def test_a_job_asks_for_what_its_stage_needs(resources: dict[str, Any], wanted: str) -> None:
+    asked = Resources(**{name: tuple(own) if isinstance(own, list) else own for name, own in resources.items()}).first
     settings = scheduler.Settings(options=("-P", "a b"))
     words = scheduler.arguments(settings, asked, ("7.a", "8.a"))
     fixed = ["-S", "/bin/bash", "-j", "oe", "-o", "/dev/null"]
@@ -277,13 +265,8 @@ def test_a_job_asks_for_what_its_stage_needs(asked: Resources, wanted: str) -> N
 
 def test_the_answer_of_a_real_server_is_read() -> None:
     """OpenPBS 23.06.06 printed it. A variable of the first job has lines that look like attributes."""
-    found = scheduler.jobs_in((HERE / "qstat.txt").read_text())
-    assert {name: str(job) for name, job in found.items()} == {
-        "gpas-0123456789": "PBS 4.pbsvm running (Job run at Sun Nov 29 at 09:18 on (pbsvm:ncpus=1:mem=102400kb))",
-        "gpas-aaaaaaaaaa": "PBS 5.pbsvm held (until the jobs before it have ended)",
-        "gpas-bbbbbbbbbb": "PBS 6.pbsvm held (`qrls 6.pbsvm` releases it)",
-        "gpas-cccccccccc": "PBS 7.pbsvm queued (Can Never Run: Insufficient amount of resource: ncpus (R: 64 A: 4)",
-    }
+    found = scheduler.jobs_in(file_text("schedule/qstat.txt"))
+    assert [f"{name} {job}" for name, job in found.items()] == file_text("schedule/qstat_read.txt").splitlines()
     assert [job.pending for job in found.values()] == [False, True, True, True]
     wrapped = "Job Id:\t12\n\tJob_Name = gpas-1\n\tJob_Owner = root@a\n\tjob_state = {}\n\tqueue = low\n\n"
     assert str(scheduler.jobs_in(wrapped.format("R"))["gpas-1"]) == "PBS 12 running"

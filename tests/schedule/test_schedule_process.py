@@ -13,43 +13,27 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, write_events
-from launching import (
-    Background,
-    entry,
-    go,
-    job_pid,
-    key,
-    orphaned,
-    other_run,
-    ran,
-    run,
-    scheduler,
-    seen,
-    states,
-    through,
-    until,
-    working,
-)
+from cases import cases, tables
+from launching import Background, Lab, entry, job_pid, states, through, until
 from programs import program
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
-from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.batch import submission
 from gpas_cli.schedule.local import LocalScheduler
 from gpas_cli.schedule.local import run as local
-from gpas_cli.schedule.process import Cancelling, job_environment, record_exit, token
+from gpas_cli.schedule.process import job_environment, record_exit, token
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
-from gpas_cli.schedule.scheduler import cancel, choose
+from gpas_cli.schedule.scheduler import choose
 from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
 from gpas_cli.schedule.slurm.supervisor import SlurmStart
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import process_path
 from gpas_cli.state.claims import Submitter, claim_path, write_claim
-from gpas_cli.state.observe import cell_statuses, observe
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.records import SubmissionRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, read_record, stage_dir, write_json
@@ -76,129 +60,125 @@ def test_a_job_imports_the_package_of_its_snapshot_first(monkeypatch: pytest.Mon
     assert (environment["PYTHONSAFEPATH"], environment["OMP_NUM_THREADS"]) == ("1", "2")
 
 
-def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:
-    return cancel(project.runs, cell_statuses(project.runs, cells))
-
-
-def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project: Project) -> None:
+def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(lab: Lab) -> None:
     cells = [entry("wait", 1), entry("wait", 2), entry("wait", 3)]
-    first = scheduler(project, *cells, at_once=1)
+    first = lab.scheduler(*cells, at_once=1)
     summaries = []
     thread = threading.Thread(target=lambda: summaries.append(through(first)))
     thread.start()
-    until(working(project, cells[0]))
-    until(seen(project, cells[1], "queued"))
-    answers = cancel_now(project, *cells[:2])
+    until(lab.working(cells[0]))
+    until(lab.seen(cells[1], "queued"))
+    answers = lab.cancel(*cells[:2])
     assert [answer.asked for answer in answers] == [True, True]
     assert "was asked to stop" in answers[0].what
-    until(seen(project, cells[0], "cancelled"))
-    go(project)
+    until(lab.seen(cells[0], "cancelled"))
+    lab.go()
     thread.join(10)
     assert states(summaries[0]) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
     assert summaries[0].cancelled[1].reason == "cancelled before it started"
-    assert sorted(ran(project)) == ["wait-1 1", "wait-3 1"]
+    assert sorted(lab.ran()) == ["wait-1 1", "wait-3 1"]
     # Only a retry runs them again, even those that had not started.
-    assert states(run(project, *cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
-    assert [state.state for state in cell_statuses(project.runs, cells)] == ["cancelled", "cancelled", "done"]
-    assert states(run(project, *cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
-    assert sorted(ran(project)) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
+    assert states(lab.run(*cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
+    assert [state.state for state in cell_statuses(lab.runs, cells)] == ["cancelled", "cancelled", "done"]
+    assert states(lab.run(*cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
+    assert sorted(lab.ran()) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
 
 
-def test_cancelling_does_not_depend_on_clocks(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_does_not_depend_on_clocks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [entry("wait", 1), entry("wait", 2)]
-    first = Background(scheduler(project, *cells, at_once=1))
-    until(working(project, cells[0]))
-    until(seen(project, cells[1], "queued"))
+    first = Background(lab.scheduler(*cells, at_once=1))
+    until(lab.working(cells[0]))
+    until(lab.seen(cells[1], "queued"))
     with monkeypatch.context() as patched:
         patched.setattr(time, "time", lambda: 1000.0)
-        assert cancel_now(project, cells[1])[0].asked
-    go(project)
+        assert lab.cancel(cells[1])[0].asked
+    lab.go()
     assert states(first.result()) == {"done": ["wait-1"], "cancelled": ["wait-2"]}
 
 
-def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(project: Project) -> None:
+def test_a_cell_that_is_cancelled_and_retried_at_once_runs_once(lab: Lab) -> None:
     """The first run has it in its queue and has not yet noticed the cancellation; the retry takes it over."""
     cells = [entry("wait", 1), entry("done", 2)]
-    first = scheduler(project, *cells, at_once=1)
+    first = lab.scheduler(*cells, at_once=1)
     assert first.submit() == {"waiting": 2}
-    assert cancel_now(project, cells[1])[0].asked
-    second = scheduler(project, cells[1], retry=["cancelled"])
+    assert lab.cancel(cells[1])[0].asked
+    second = lab.scheduler(cells[1], retry=["cancelled"])
     assert second.submit() == {"waiting": 1}
-    go(project)
+    lab.go()
     assert states(second.follow()) == {"done": ["done-2"]}
     assert states(first.follow()) == {"done": ["wait-1", "done-2"]}
-    assert sorted(ran(project)) == ["done-2 1", "wait-1 1"]
+    assert sorted(lab.ran()) == ["done-2 1", "wait-1 1"]
 
 
-def test_a_follower_does_not_run_cells_cancelled_in_another_queue(project: Project) -> None:
+def test_a_follower_does_not_run_cells_cancelled_in_another_queue(lab: Lab) -> None:
     words = [f"wait:{seed}" for seed in range(1, 6)]
     cells = [entry("wait", seed) for seed in range(1, 6)]
-    with other_run(project, *words):
-        until(lambda: sum(observe(project.runs, key(cell)).state == "running" for cell in cells) == 4)
-        second = scheduler(project, *cells)
+    with lab.other_run(*words):
+        until(lambda: sum(lab.observe(cell).state == "running" for cell in cells) == 4)
+        second = lab.scheduler(*cells)
         assert second.submit() == {"followed": 5}
-        assert all(answer.asked for answer in cancel_now(project, cells[4]))
-        until(seen(project, cells[4], "cancelled"))
-        go(project)
+        assert all(answer.asked for answer in lab.cancel(cells[4]))
+        until(lab.seen(cells[4], "cancelled"))
+        lab.go()
         summary = second.follow()
     assert states(summary) == {"done": [cell.name for cell in cells[:4]], "cancelled": ["wait-5"]}
-    assert len(ran(project)) == 4
+    assert len(lab.ran()) == 4
 
 
-def test_a_job_without_its_scheduler_can_be_cancelled(project: Project) -> None:
+def test_a_job_without_its_scheduler_can_be_cancelled(lab: Lab) -> None:
     cell = entry("wait", 1)
-    orphaned(project, cell)
-    assert cancel_now(project, cell)[0].asked
-    assert until(seen(project, cell, "cancelled")).outcome == "cancelled"
+    lab.orphaned(cell)
+    assert lab.cancel(cell)[0].asked
+    assert until(lab.seen(cell, "cancelled")).outcome == "cancelled"
 
 
-def test_one_request_for_a_shared_stage(project: Project) -> None:
+def test_one_request_for_a_shared_stage(lab: Lab) -> None:
     cell = entry("wait", 1)
-    with other_run(project, "wait:1"):
-        until(working(project, cell))
-        answers = cancel_now(project, cell, replace(cell, name="twin"))
+    with lab.other_run("wait:1"):
+        until(lab.working(cell))
+        answers = lab.cancel(cell, replace(cell, name="twin"))
         assert [answer.what for answer in answers] == [answers[0].what] * 2
         assert answers[1].state.entry.name == "twin"
-        until(seen(project, cell, "cancelled"))
+        until(lab.seen(cell, "cancelled"))
 
 
-def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Project) -> None:
+def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(lab: Lab) -> None:
     """The id in process.json belongs to an unrelated process, so the scheduler, which knows its child, must act."""
     cell = entry("wait", 1)
     stranger = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
-    with other_run(project, "wait:1"):
-        status = until(working(project, cell))
+    with lab.other_run("wait:1"):
+        status = until(lab.working(cell))
         path = process_path(AttemptDir(status.directory))
         write_json(path, {**read_json(path), "pid": stranger.pid})
-        (answer,) = cancel_now(project, cell)
+        (answer,) = lab.cancel(cell)
         assert answer.asked
         assert "will stop it" in answer.what
-        until(seen(project, cell, "cancelled"))
+        until(lab.seen(cell, "cancelled"))
     assert stranger.poll() is None
     stranger.communicate(b"\n")
 
 
-def test_an_unreachable_process_is_reported(project: Project) -> None:
+def test_an_unreachable_process_is_reported(lab: Lab) -> None:
     cell = entry("wait", 1)
-    orphaned(project, cell)
-    pid = job_pid(observe(project.runs, key(cell)))
-    (attempt,) = attempts(project.runs, key(cell))
+    lab.orphaned(cell)
+    pid = job_pid(lab.observe(cell))
+    (attempt,) = lab.attempts(cell)
     write_json(process_path(attempt), {"host": "elsewhere", "pid": pid, "token": token(pid)})
-    (answer,) = cancel_now(project, cell)
+    (answer,) = lab.cancel(cell)
     os.kill(pid, signal.SIGKILL)
     assert not answer.asked
     assert "cannot be reached from here" in answer.what
 
 
-def test_only_queued_and_running_cells_are_cancelled(project: Project) -> None:
-    run(project, entry("done", 1))
-    answers = cancel_now(project, entry("done", 1), entry("done", 2))
+def test_only_queued_and_running_cells_are_cancelled(lab: Lab) -> None:
+    lab.run(entry("done", 1))
+    answers = lab.cancel(entry("done", 1), entry("done", 2))
     assert [answer.what for answer in answers] == [
         "is done: there is nothing to cancel",
         "is missing: there is nothing to cancel",
     ]
     assert not any(answer.asked for answer in answers)
-    assert not list(project.runs.rglob("cancel.json"))
+    assert not list(lab.runs.rglob("cancel.json"))
 
 
 def test_a_token_names_one_process() -> None:
@@ -266,12 +246,12 @@ def same_fields(new: Path, old: Path) -> bool:
     return bool(keys(json.loads(new.read_text())) == keys(json.loads(old.read_text())))
 
 
-def test_an_attempt_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_on_this_machine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a checkout: an installed package has no commit to record.
     copied, git = local.snapshot, {"commit": "a" * 40, "dirty": False}
     monkeypatch.setattr(local, "snapshot", lambda *given, **named: replace(copied(*given, **named), git=git))
-    run(project, CELL)
-    (made,) = attempts(project.runs, JOB.key)
+    lab.run(CELL)
+    (made,) = attempts(lab.runs, JOB.key)
     old = attempts(OLD, LOCAL)[0]
     assert same_fields(made.attempt_path, old.attempt_path)
     assert same_fields(made.path / "process.json", old.path / "process.json")
@@ -340,52 +320,16 @@ def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, too
     assert halved_micro_batch(made) == wanted
 
 
-BOTH = ("mem", "time")
-# how it ended, attempts without progress (of 3), half the micro-batch, resources with more, packed -> what follows
-POLICY = [
-    *((end, 3, 4, BOTH, True, Step.NOTHING) for end in (End.ENDED, End.SUPERSEDED)),
-    (End.MEMORY, 1, 4, BOTH, True, Step.GROW),
-    (End.MEMORY, 3, 4, BOTH, True, Step.GROW),
-    (End.MEMORY, 1, 4, ("time",), True, Step.REDUCE),
-    (End.MEMORY, 3, 4, (), False, Step.REDUCE),
-    (End.MEMORY, 1, 0, (), True, Step.ALONE),
-    (End.MEMORY, 1, 0, (), False, Step.LATER),
-    (End.MEMORY, 3, 0, (), True, Step.GIVE_UP),
-    (End.KILLED, 1, 4, BOTH, True, Step.AGAIN),
-    (End.KILLED, 3, 4, BOTH, True, Step.GIVE_UP),
-    (End.FAULTY_NODE, 2, 0, BOTH, False, Step.ELSEWHERE),
-    (End.FAULTY_NODE, 3, 0, BOTH, False, Step.GIVE_UP),
-    (End.TIME_LIMIT, 0, 4, BOTH, False, Step.GROW),
-    (End.TIME_LIMIT, 0, 4, ("mem",), False, Step.AGAIN),
-    (End.TIME_LIMIT, 3, 4, BOTH, False, Step.GIVE_UP),
-    (End.PREEMPTED, 0, 4, BOTH, True, Step.AGAIN),
-    (End.PREEMPTED, 3, 4, BOTH, True, Step.GIVE_UP),
-    (End.INTERRUPTED, 0, 4, BOTH, True, Step.LATER),
-    (End.INTERRUPTED, 4, 4, BOTH, True, Step.GIVE_UP),
-]
-
-
-@pytest.mark.parametrize(("how", "in_vain", "rows", "larger", "packed", "wanted"), POLICY)
-def test_the_policy(how: End, in_vain: int, rows: int, larger: tuple[str, ...], packed: bool, wanted: Step) -> None:
-    assert next_step(how, in_vain, 3, rows=rows, larger=larger, packed=packed) is wanted
+@cases("schedule/cases.yaml")
+def test_the_policy(how: str, in_vain: int, rows: int, larger: list[str], packed: bool, wanted: str) -> None:
+    assert next_step(End[how], in_vain, 3, rows=rows, larger=larger, packed=packed) is Step[wanted]
 
 
 def test_every_end_and_every_step_are_in_the_table() -> None:
-    assert {how for how, *_ in POLICY} == set(End)
-    assert {row[-1] for row in POLICY} == set(Step)
+    ends, *_, steps = zip(*tables("schedule/cases.yaml")["the_policy"], strict=True)
+    assert (set(ends), set(steps)) == (set(End.__members__), set(Step.__members__))
 
 
-@pytest.mark.parametrize(
-    ("seen", "wanted"),
-    [
-        ({"state": "failed", "cause": "CUDA out of memory"}, End.MEMORY),
-        ({"state": "failed", "cause": "ValueError: no"}, End.ENDED),
-        ({"state": "done"}, End.ENDED),
-        ({"state": "interrupted", "signal": 9}, End.KILLED),
-        ({"state": "interrupted", "source": "lock"}, End.KILLED),
-        ({"state": "interrupted", "cause": "another process of the job was killed"}, End.KILLED),
-        ({"state": "interrupted", "source": "outcome"}, End.INTERRUPTED),
-    ],
-)
-def test_a_status_shows_how_an_attempt_ended(seen: dict[str, Any], wanted: End) -> None:
-    assert end_of(StageStatus(**{"evidence": "", **seen})) is wanted
+@cases("schedule/cases.yaml")
+def test_a_status_shows_how_an_attempt_ended(seen: dict[str, Any], wanted: str) -> None:
+    assert end_of(StageStatus(**{"evidence": "", **seen})) is End[wanted]

@@ -238,11 +238,6 @@ def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, mon
     assert list((tmp_path / ".submitters").iterdir()) == []
 
 
-KEY = "0123456789abcdef"
-START = 1.7e9
-HOUR = 3600.0
-
-
 @pytest.mark.parametrize(
     ("hours", "text"), [(0.0, "0.00"), (0.0123456, "0.0123"), (0.5, "0.50"), (9.87, "9.87"), (1204.54, "1,204.5")]
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, write_events
+from cases import cases
 from launching import entry, key
 
 from gpas_cli.checkpoints import path_of
@@ -30,21 +31,31 @@ from gpas_cli.worker.stages.training import _discard_unfinished
 CELL = entry()
 KEY = key(CELL)
 OTHER = "0" * 15 + "1"
+USUAL = {
+    "outcome": {"step": 3, "cause": "", "metrics": {}},
+    "step": {"steps": 100, "loss": 5.0, "lr": 1e-3, "tokens_per_second": 1e3},
+    "start": {"host": socket.gethostname()},
+    "checkpoint": {"path": "x"},
+}
 
 
-def attempt(runs: Path, *events: tuple[str, dict[str, Any]], host: str = "", created: float = 0.0) -> AttemptDir:
+def attempt(runs: Path, *events: dict[str, Any], host: str = "", created: float = 0.0) -> AttemptDir:
+    """Make an attempt with these events; the kind of one that does not say it is the name of its first field."""
     facts = {"submitter": {"host": host or socket.gethostname(), "pid": 1}, "created": created or time.time()}
     made = make_attempt(runs, KEY, facts)
-    write_events(made, [event_of({"kind": kind, **fields}) for kind, fields in events])
+    kinds = [one.get("kind", next(iter(one))) for one in events]
+    write_events(
+        made, [event_of({"kind": kind, **USUAL.get(kind, {}), **one}) for kind, one in zip(kinds, events, strict=True)]
+    )
     return made
 
 
-def ended(outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return "outcome", {"outcome": outcome, "step": 3, "cause": "", "metrics": {}, **fields}
+def ended(outcome: str, **fields: Any) -> dict[str, Any]:
+    return {"outcome": outcome, **fields}
 
 
-def step(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return "step", {"step": number, "steps": 100, "loss": 5.0, "lr": 1e-3, "tokens_per_second": 1e3, **fields}
+def step(number: int, **fields: Any) -> dict[str, Any]:
+    return {"step": number, **USUAL["step"], **fields}
 
 
 def write_at(made: AttemptDir, seconds_ago: float, kind: str = "step", **fields: Any) -> None:
@@ -71,35 +82,20 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     assert seen.age < 60
 
 
-@pytest.mark.parametrize(
-    ("tries", "wanted"),
-    [
-        ([], ("missing", None)),
-        ([[*(step(i) for i in range(50)), ended("failed", cause="x" * 20_000)]], ("failed", 1)),
-        ([[ended("done"), ("warning", {"message": "2 events were lost"})]], ("done", 1)),
-        ([[ended("failed")], [ended("interrupted")]], ("interrupted", 2)),
-        *(([[ended("failed")], [ended(result)], [ended(later)]], (result, 2))  # an earlier result wins
-          for result in ("done", "diverged") for later in ("failed", "interrupted", "cancelled")),
-    ],
-)  # fmt: skip
-def test_attempts_decide_the_state(runs: Path, tries: list[list[Any]], wanted: tuple[str, int | None]) -> None:
+@cases("state/cases.yaml")
+def test_attempts_decide_the_state(runs: Path, tries: list[list[Any]], state: str, number: int | None) -> None:
     for events in tries:
         attempt(runs, *events)
     seen = observe(runs, KEY)
-    assert (seen.state, seen.attempt) == wanted
+    assert (seen.state, seen.attempt) == (state, number)
 
 
-@pytest.mark.parametrize(
-    ("events", "seen", "while_held", "afterwards"),
-    [
-        ([("phase", {"name": "training"}), step(10)], None, "running", "interrupted"),
-        ([], {"code": None, "signal": 9}, "running", "interrupted"),  # a child outlives a killed job
-        ([ended("interrupted"), ("start", {"host": socket.gethostname()})], None, "running", "interrupted"),
-        # The process may take seconds to free memory, or a device, for the next attempt.
-        *(([step(10), ended(word)], None, "running", word) for word in ("interrupted", "failed", "cancelled")),
-        ([step(10), ended("done")], None, "done", "done"),
-    ],
-)
+def test_a_long_cause_after_many_events_is_read(runs: Path) -> None:
+    attempt(runs, *(step(i) for i in range(50)), ended("failed", cause="x" * 20_000))
+    assert (observe(runs, KEY).state, observe(runs, KEY).cause) == ("failed", "x" * 20_000)
+
+
+@cases("state/cases.yaml", seen=None, while_held="running")
 def test_a_held_lock_is_running(
     runs: Path, events: list[Any], seen: dict[str, Any] | None, while_held: str, afterwards: str
 ) -> None:
@@ -121,13 +117,7 @@ def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
     assert observe(runs, KEY).state == "done"
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"outcome": "sublimated", "step": 3}, "sublimated"),
-        ({"outcome": "done", "step": "3"}, "field 'step' is \"3\"; expected a whole number"),
-    ],
-)
+@cases("state/cases.yaml")
 def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dict[str, Any], reason: str) -> None:
     attempt(runs).journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
     seen = observe(runs, KEY)
@@ -135,11 +125,7 @@ def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dic
     assert reason in seen.evidence
 
 
-@pytest.mark.parametrize(
-    ("events", "reads"),
-    [([ended("done")], 0), ([ended("failed")], 1), ([step(3)], 1), ([], 1)],
-    ids=["done", "failed", "interrupted", "no event"],
-)
+@cases("state/cases.yaml")
 def test_attempt_json_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int) -> None:
     made = attempt(runs, *events)
     asked: list[AttemptDir] = []
@@ -170,16 +156,7 @@ def test_a_held_lock_is_running_even_on_another_host_without_events(runs: Path) 
         assert observe(runs, KEY).state == "running"
 
 
-@pytest.mark.parametrize(
-    ("seen", "state", "word"),
-    [
-        ({"code": None, "signal": 9}, "interrupted", "signal 9"),
-        ({"code": 0, "signal": None}, "interrupted", "exit code 0"),
-        ({"code": 75, "signal": None}, "interrupted", "exit code 75"),
-        ({"code": 130, "signal": None}, "cancelled", "exit code 130"),
-        ({"code": 1, "signal": None}, "failed", "exit code 1"),
-    ],
-)
+@cases("state/cases.yaml")
 def test_exit_json_decides_without_an_outcome(runs: Path, seen: dict[str, Any], state: str, word: str) -> None:
     made = attempt(runs, step(10))
     write_json(made.exit_path, seen)
@@ -251,8 +228,8 @@ def test_a_damaged_claim_is_ignored(runs: Path) -> None:
 def test_progress_has_losses_and_time_left(runs: Path) -> None:
     made = attempt(runs)
     now = time.time()
-    events = [{"n": i, "t": now - 100 + 10 * i, "kind": "step", **step(i, loss=5 - i)[1]} for i in range(1, 4)]
-    events.append({"n": 4, "t": now, "kind": "step", **step(5, loss="nan")[1]})
+    events = [{"n": i, "t": now - 100 + 10 * i, "kind": "step", **step(i, loss=5 - i)} for i in range(1, 4)]
+    events.append({"n": 4, "t": now, "kind": "step", **step(5, loss="nan")})
     made.journal_path.write_bytes(b"".join(encode(event) for event in events))
     with held(made):
         progress = observe(runs, KEY).progress
@@ -269,7 +246,7 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
 
 @pytest.mark.parametrize("set_by", [-3 * 3600, 3 * 3600])
 def test_a_clock_that_is_set_during_a_run_leaves_the_time_left(set_by: float) -> None:
-    events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)[1]}) for i in range(1, 11)]
+    events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)}) for i in range(1, 11)]
     assert read_progress(events).eta == pytest.approx(90 * 10)
 
 
@@ -285,7 +262,7 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
 
 
 def test_progress_counts_from_the_last_start(runs: Path) -> None:
-    made = attempt(runs, step(50), ("start", {"host": socket.gethostname()}), ("phase", {"name": "tokenising"}))
+    made = attempt(runs, step(50), {"kind": "start"}, {"kind": "phase", "name": "tokenising"})
     with held(made):
         progress = observe(runs, KEY).progress
     assert (progress.phase, progress.step) == ("tokenising", None)
@@ -293,7 +270,7 @@ def test_progress_counts_from_the_last_start(runs: Path) -> None:
 
 def test_the_newest_checkpoint_of_any_attempt_can_be_resumed(runs: Path) -> None:
     assert resumable(runs, KEY) is None
-    first = attempt(runs, ("checkpoint", {"step": 20, "path": "x"}), ("checkpoint", {"step": 40, "path": "y"}))
+    first = attempt(runs, {"kind": "checkpoint", "step": 20}, {"kind": "checkpoint", "step": 40})
     first.checkpoints.mkdir()
     attempt(runs, ended("interrupted"))
     assert resumable(runs, KEY) == 40
@@ -315,11 +292,11 @@ def test_later_stages_need_the_last_checkpoint_of_the_training(runs: Path) -> No
 
 
 def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
-    attempt(runs, step(40), ("checkpoint", {"step": 47, "path": "x"}), ended("interrupted"))
+    attempt(runs, step(40), {"kind": "checkpoint", "step": 47}, ended("interrupted"))
     seen = observe(runs, KEY)
     assert (seen.progress.step, seen.progress.saved) == (40, 47)
     assert result(seen) == ": saved at update 47"
-    attempt(runs, ("phase", {"name": "training"}), ended("interrupted"))
+    attempt(runs, {"kind": "phase", "name": "training"}, ended("interrupted"))
     assert result(observe(runs, KEY)) == ": nothing to save yet"
 
 
@@ -385,16 +362,7 @@ def test_the_code_of_the_newest_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({"downstream": {"tasks": ["arc_easy"], "limit": 5}}, True),
-        ({"downstream": {"tasks": ["piqa"], "limit": 6}}, False),
-        ({"network": {"path": "net", "sha256": "b" * 64}}, False),
-        ({"network": {"path": "moved", "sha256": "a" * 64, "later": "a setting of a newer version"}}, True),
-        ({"network": {"hf": "someone/network", "revision": "a" * 40}}, False),
-    ],
-)
+@cases("state/cases.yaml")
 def test_stages_that_differ_in_their_tasks_alone_have_one_identity(change: dict[str, object], same: bool) -> None:
     cell = {"network": {"path": "net", "sha256": "a" * 64}, "downstream": {"tasks": ["piqa"], "limit": 5}}
     one, other = (scoring_identity("downstream", (), own) for own in (cell, {**cell, **change}))

@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 
-import pytest
+from cases import cases
 
 from gpas_cli.statistics.arrivals import Arrival, median, median_interval
 from gpas_cli.statistics.stats import aggregate, paired
@@ -15,19 +15,7 @@ def times(text: str) -> list[Arrival]:
     return [Arrival(float(word.rstrip("+")), arrived=not word.endswith("+")) for word in text.split()]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3 1 2", 2.0),
-        ("1 2 3 4", 2.5),
-        ("1 2 9+", 2.0),
-        ("1 2 9+ 9+", math.inf),  # half have arrived at 2, and there is no next arrival
-        ("1 2 3 9+", 2.5),
-        ("9+ 1 9+", math.inf),
-        # 6-MP, remission in weeks (Freireich et al. 1963, as in Kalbfleisch and Prentice): the median is 23.
-        ("6 6 6 6+ 7 9+ 10 10+ 11+ 13 16 17+ 19+ 20+ 22 23 25+ 32+ 32+ 34+ 35+", 23.0),
-    ],
-)
+@cases("statistics/cases.yaml")
 def test_a_run_that_ends_before_it_arrives_is_at_risk_until_then(text: str, expected: float) -> None:
     assert median(times(text)) == expected
 

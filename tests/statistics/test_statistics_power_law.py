@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from cases import cases
 
 from gpas_cli.statistics.power_law import fit, fit_offset
 
@@ -52,7 +53,7 @@ def test_numbers_that_have_no_logarithm_are_refused() -> None:
         fit([(1.0, 2.0), (2.0, 0.0), (3.0, 1.0)])
 
 
-@pytest.mark.parametrize(("offset", "factor", "exponent"), [(1.7, 400.0, 0.34), (2.5, 3.0, 1.2), (-0.3, 20.0, 0.1)])
+@cases("statistics/cases.yaml")
 def test_an_exact_offset_is_found(offset: float, factor: float, exponent: float) -> None:
     found = fit_offset([(x, offset + factor * x**-exponent) for x in (1e1, 1e2, 1e3, 1e4, 1e5)])
     assert found == pytest.approx(offset, abs=1e-4)
@@ -68,9 +69,6 @@ def test_an_offset_is_that_of_a_general_optimiser() -> None:
     assert fit_offset(list(zip(xs, ys, strict=True))) == pytest.approx(theirs[0], abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "points",
-    [[(1.0, 3.0), (2.0, 2.0), (4.0, 1.5)], [(x, 3.0 - 0.1 * x) for x in (1.0, 2.0, 3.0, 4.0, 5.0)], [(1.0, 1.0)] * 5],
-)
+@cases("statistics/cases.yaml")
 def test_three_points_and_what_is_no_such_law_have_no_offset(points: list[tuple[float, float]]) -> None:
     assert fit_offset(points) is None

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import nctdtr, stdtrit
@@ -96,10 +97,7 @@ def test_a_single_pair_or_equal_differences_allow_no_test() -> None:
         assert found.p is None
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (10, 2.22814), (30, 2.04227)],
-)
+@cases("statistics/cases.yaml")
 def test_printed_critical_values(freedom: int, t: float) -> None:
     assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=1e-6)
     assert two_sided_p(-t, freedom) == two_sided_p(t, freedom)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from end_to_end import TOY, Toy
+from end_to_end import Toy, toy
 
 from gpas_cli.data.prepare import prepare
 from gpas_cli.grid.expand import expand
@@ -22,9 +22,8 @@ KIT = Path(__file__).parent
 GRIDS = ("chaos", "layers", "pair")
 # Every update is logged, so that all can be compared. `layers` shares a training with `chaos` and has a second stage;
 # the jobs of `pair` have two processes.
-DECLARED = (
-    TOY
-    + """default: chaos
+DECLARED = """\
+default: chaos
 {resources}
 grids:
   chaos:
@@ -44,7 +43,6 @@ grids:
     resources: {pair}
     table: {{title: Pair, rows: [norm, gate], columns: size}}
 """
-)
 ON_SLURM = "mem: 1000M, time: '0:10:00', notice: 20"
 KEPT_OUTPUT = 20_000  # characters kept of a command's output
 
@@ -81,7 +79,7 @@ class Project(Toy):
         (folder / "text").symlink_to(text)
         asked = f"resources:\n  toy: {{{ON_SLURM}}}" if cluster else ""
         pair = f"{{ranks: 2, cpus: 2{f', {ON_SLURM}' if cluster else ''}}}"
-        (folder / "experiments.yaml").write_text(DECLARED.format(steps=steps, resources=asked, pair=pair))
+        (folder / "experiments.yaml").write_text(toy(steps) + DECLARED.format(resources=asked, pair=pair))
         self.commands: list[Command] = []
         self._starting = threading.Lock()
 

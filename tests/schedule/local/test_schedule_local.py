@@ -10,24 +10,9 @@ from pathlib import Path
 
 import pytest
 from attempts import make_attempt, write_events
+from cases import file_text
 from descriptors import descriptors
-from launching import (
-    COMMAND,
-    FOUR_CORES,
-    Background,
-    Notices,
-    entry,
-    go,
-    job_pid,
-    key,
-    kill,
-    ran,
-    run,
-    scheduler,
-    states,
-    until,
-    working,
-)
+from launching import COMMAND, FOUR_CORES, Background, Lab, Notices, entry, job_pid, key, kill, states, until
 
 from gpas_cli.cli.commands.bench import render
 from gpas_cli.errors import GpasError
@@ -43,19 +28,18 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.local import benchmark as room
 from gpas_cli.schedule.local.benchmark import bench
 from gpas_cli.schedule.local.process import Process, Slots
-from gpas_cli.schedule.scheduler import RunSnapshot, cancel, exit_code
+from gpas_cli.schedule.scheduler import RunSnapshot, exit_code
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.records import AttemptRecord
-from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.store.rundir import AttemptDir, read_json
 
 
-def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
+def test_one_failure_does_not_affect_other_outcomes(lab: Lab) -> None:
     cells = [entry("done", 1), entry("fail", 2), entry("crash", 3), entry("diverged", 4), entry("exit", 5)]
-    summary = run(project, *cells)
+    summary = lab.run(*cells)
     assert states(summary) == {
         "done": ["done-1"], "failed": ["fail-2", "crash-3"], "diverged": ["diverged-4"], "interrupted": ["exit-5"],
     }  # fmt: skip
@@ -64,7 +48,7 @@ def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
 
 
 def test_the_first_failure_stops_what_waits_and_a_second_run_does_the_rest(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a slot is free before it is known how its job has ended."""
     ended, asked = Process.ended, Counter[int]()
@@ -76,10 +60,10 @@ def test_the_first_failure_stops_what_waits_and_a_second_run_does_the_rest(
     monkeypatch.setattr(Process, "ended", late)
     cells = [entry("fail", 1), *(entry("done", seed) for seed in range(2, 5))]
     one = replace(FOUR_CORES, cores=(0,))
-    summary = run(project, *cells, machine=one, stop_at_failure=True)
+    summary = lab.run(*cells, machine=one, stop_at_failure=True)
     assert states(summary) == {"failed": ["fail-1"], "skipped": ["done-2", "done-3", "done-4"]}
     assert summary.skipped[0].reason == "not started, because g/fail-1 failed"
-    again = run(project, *cells, machine=one, stop_at_failure=True)
+    again = lab.run(*cells, machine=one, stop_at_failure=True)
     assert states(again) == {"failed": ["fail-1"], "done": ["done-2", "done-3", "done-4"]}
 
 
@@ -94,76 +78,76 @@ class Descriptors(Notices):
         self.counts.append(len(descriptors()))
 
 
-def test_descriptors_do_not_grow_with_the_cells(project: Project) -> None:
+def test_descriptors_do_not_grow_with_the_cells(lab: Lab) -> None:
     seen = Descriptors()
-    run(project, *(entry("done", seed) for seed in range(1, 5)), reporter=seen, machine=replace(FOUR_CORES, cores=(0,)))
+    lab.run(*(entry("done", seed) for seed in range(1, 5)), reporter=seen, machine=replace(FOUR_CORES, cores=(0,)))
     assert len(seen.counts) == 4
     assert max(seen.counts[2:]) <= max(seen.counts[:2])
 
 
-def test_a_second_run_starts_nothing(project: Project) -> None:
+def test_a_second_run_starts_nothing(lab: Lab) -> None:
     cells = [entry("done", 1), entry("diverged", 2)]
-    assert exit_code(run(project, *cells)) == 0
-    summary = run(project, *cells)
+    assert exit_code(lab.run(*cells)) == 0
+    summary = lab.run(*cells)
     assert states(summary) == {"done": ["done-1"], "diverged": ["diverged-2"]}
     assert summary.done[0].reason == "already done in attempt 1"
-    assert len(ran(project)) == 2
+    assert len(lab.ran()) == 2
 
 
-def test_failed_cells_run_again_only_on_request(project: Project) -> None:
+def test_failed_cells_run_again_only_on_request(lab: Lab) -> None:
     cell = entry("fail", 1)
-    run(project, cell)
-    assert run(project, cell).failed[0].reason == "already failed in attempt 1: no luck"
-    run(project, cell, retry=["failed"])
-    assert ran(project) == ["fail-1 1", "fail-1 2"]
+    lab.run(cell)
+    assert lab.run(cell).failed[0].reason == "already failed in attempt 1: no luck"
+    lab.run(cell, retry=["failed"])
+    assert lab.ran() == ["fail-1 1", "fail-1 2"]
     with pytest.raises(GpasError, match="cannot retry 'done'"):
-        run(project, cell, retry=["done"])
+        lab.run(cell, retry=["done"])
 
 
-def test_a_shared_stage_runs_once(project: Project) -> None:
+def test_a_shared_stage_runs_once(lab: Lab) -> None:
     cell = entry("done", 1)
     twin = replace(cell, grid="h", name="twin")
-    assert states(run(project, cell, twin)) == {"done": ["done-1", "twin"]}
-    assert ran(project) == ["done-1 1"]
+    assert states(lab.run(cell, twin)) == {"done": ["done-1", "twin"]}
+    assert lab.ran() == ["done-1 1"]
 
 
-def test_the_record_of_an_attempt(project: Project) -> None:
+def test_the_record_of_an_attempt(lab: Lab) -> None:
     cell = entry("done", 1)
-    run(project, cell)
-    (attempt,) = attempts(project.runs, key(cell))
+    lab.run(cell)
+    (attempt,) = lab.attempts(cell)
     facts = read_json(attempt.attempt_path)
     assert facts["cell"] == cell.cell.to_mapping()
     assert (facts["stage"], facts["number"], facts["grid"], facts["name"]) == ("pretrain", 1, "g", "done-1")
     assert (facts["threads"], facts["executor"], facts["parents"]) == (1, "local", [])
-    assert (project.runs / ".code" / facts["code"] / "gpas_cli" / "spec" / "cell.py").is_file()
+    assert (lab.runs / ".code" / facts["code"] / "gpas_cli" / "spec" / "cell.py").is_file()
     assert read_json(attempt.exit_path)["code"] == 0
-    assert not list(project.runs.rglob("claim.json"))
-    assert not list((project.runs / ".submitters").iterdir())
+    assert not list(lab.runs.rglob("claim.json"))
+    assert not list((lab.runs / ".submitters").iterdir())
 
 
-def test_the_job_gets_the_snapshot_its_slot_and_the_project(project: Project) -> None:
+def test_the_job_gets_the_snapshot_its_slot_and_the_project(lab: Lab) -> None:
     script = "import os, sys; print(os.getcwd(), os.environ['PYTHONPATH'], sys.argv[-1], os.environ['GPAS_RUNS_DIR']);"
     script += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
     command = (COMMAND[0], "-c", script)
     cell = replace(entry("done", 1), resources=Resources(gpus=2, cpus=3))
     machine = ThisMachine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
-    run(project, cell, command=command, machine=machine)
-    (attempt,) = attempts(project.runs, key(cell))
+    lab.run(cell, command=command, machine=machine)
+    (attempt,) = lab.attempts(cell)
     log = attempt.log_path.read_text()
-    assert f"{project.config.parent} {project.runs / '.code'}" in log
+    assert f"{lab.folder} {lab.runs / '.code'}" in log
     assert str(attempt.path) in log
     assert "{'OMP_NUM_THREADS': '3', 'MKL_NUM_THREADS': '3', 'CUDA_VISIBLE_DEVICES': '4,GPU-5a'}" in log
 
 
-def test_a_command_that_cannot_be_started_fails_its_cell(project: Project) -> None:
+def test_a_command_that_cannot_be_started_fails_its_cell(lab: Lab) -> None:
     cell = entry("done", 1)
-    summary = run(project, cell, command=["/nowhere/python"])
+    summary = lab.run(cell, command=["/nowhere/python"])
     assert "could not be started" in summary.failed[0].reason
-    found = observe(project.runs, key(cell))
+    found = lab.observe(cell)
     assert (found.state, "/nowhere/python" in found.cause) == ("failed", True)
 
 
-def test_jobs_never_outnumber_slots(project: Project) -> None:
+def test_jobs_never_outnumber_slots(lab: Lab) -> None:
     most: list[int] = []
     waited: list[int] = []
 
@@ -172,58 +156,58 @@ def test_jobs_never_outnumber_slots(project: Project) -> None:
             most.append(len(board.running))
             if board.starved and len(board.running) == 2:
                 waited.append(len(board.waiting))
-                go(project)
+                lab.go()
 
     cells = [entry("wait", seed) for seed in (1, 2, 3)]
-    summary = run(project, *cells, machine=ThisMachine(gpus=(), cores=(0, 1)), reporter=Count())
+    summary = lab.run(*cells, machine=ThisMachine(gpus=(), cores=(0, 1)), reporter=Count())
     assert len(summary.done) == 3
     assert max(most) == 2
     assert waited[0] == 1
 
 
-def test_a_job_this_machine_can_never_run_is_refused_before_any_starts(project: Project) -> None:
+def test_a_job_this_machine_can_never_run_is_refused_before_any_starts(lab: Lab) -> None:
     big = replace(entry("done", 2), resources=Resources(gpus=8))
     with pytest.raises(GpasError, match=r"g/done-2 asks for 8 GPUs, but none can be seen"):
-        run(project, entry("done", 1), big)
-    assert not ran(project)
-    assert states(run(project, entry("done", 1))) == {"done": ["done-1"]}
+        lab.run(entry("done", 1), big)
+    assert not lab.ran()
+    assert states(lab.run(entry("done", 1))) == {"done": ["done-1"]}
 
 
-def test_stages_wait_for_their_parents(project: Project) -> None:
+def test_stages_wait_for_their_parents(lab: Lab) -> None:
     cell = entry("done", 1, importance={"eval_tokens": 10})
     pupil = entry("done", 1, gate={"learnable": False, "from_trained": True})
-    assert states(run(project, cell, replace(pupil, name="pupil"))) == {"done": ["done-1", "pupil"]}
-    text = (project.config.parent / "ran.txt").read_text()
+    assert states(lab.run(cell, replace(pupil, name="pupil"))) == {"done": ["done-1", "pupil"]}
+    text = (lab.folder / "ran.txt").read_text()
     order = [tuple(line.split()[:3:2]) for line in text.splitlines()]
     assert order.index(("done-1", "pretrain")) < order.index(("done-1", "importance"))
     assert order.index(("pupil.teacher", "pretrain")) < order.index(("pupil", "pretrain"))
 
 
-def test_a_failed_parent_cancels_its_child(project: Project) -> None:
+def test_a_failed_parent_cancels_its_child(lab: Lab) -> None:
     pupil = entry("fail", 1, gate={"learnable": False, "from_trained": True})
     teacher = replace(entry("fail", 1, gate="gpas"), name="teacher")
-    summary = run(project, teacher, replace(pupil, name="pupil"))
+    summary = lab.run(teacher, replace(pupil, name="pupil"))
     assert states(summary) == {"failed": ["teacher"], "cancelled": ["pupil"]}
     assert summary.cancelled[0].reason == "needs pretrain of g/teacher, which is failed"
 
 
-def test_an_unreadable_attempt_is_not_run_again(project: Project) -> None:
+def test_an_unreadable_attempt_is_not_run_again(lab: Lab) -> None:
     cell = replace(entry("wait", 1), resources=Resources(retries=1))
-    first = Background(scheduler(project, cell))
-    kill(job_pid(until(working(project, cell))))
+    first = Background(lab.scheduler(cell))
+    kill(job_pid(until(lab.working(cell))))
     first.result()
-    (attempt,) = attempts(project.runs, key(cell))
+    (attempt,) = lab.attempts(cell)
     attempt.exit_path.unlink()
     attempt.attempt_path.write_text("{")
-    go(project)
-    summary = run(project, cell, entry("done", 2))
+    lab.go()
+    summary = lab.run(cell, entry("done", 2))
     assert states(summary) == {"skipped": ["wait-1"], "done": ["done-2"]}
     assert "attempt.json" in summary.skipped[0].reason
-    assert states(run(project, cell, retry=["unknown"])) == {"done": ["wait-1"]}
+    assert states(lab.run(cell, retry=["unknown"])) == {"done": ["wait-1"]}
 
 
 @pytest.mark.parametrize("answer", ["", "the database is locked"])
-def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingest_error_is_only_a_notice(lab: Lab, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Project] = []
     notices = Notices()
 
@@ -232,14 +216,12 @@ def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeyp
         return answer
 
     monkeypatch.setattr("gpas_cli.store.refresh.ingest", ingest)
-    assert exit_code(run(project, entry("done", 1), reporter=notices)) == 0
-    assert set(map(id, asked)) == {id(project)}
+    assert exit_code(lab.run(entry("done", 1), reporter=notices)) == 0
+    assert set(map(id, asked)) == {id(lab.project)}
     assert set(notices.heard) == ({answer} if answer else set())
 
 
-def test_a_full_disk_interrupts_the_cell_that_it_keeps_from_starting(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_interrupts_the_cell_that_it_keeps_from_starting(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpas_cli.schedule.local import process
 
     create: Callable[..., AttemptDir] = process.create_attempt
@@ -250,43 +232,43 @@ def test_a_full_disk_interrupts_the_cell_that_it_keeps_from_starting(
         return create(runs, asked)
 
     monkeypatch.setattr(process, "create_attempt", full)
-    summary = run(project, entry("done", 1), entry("done", 2))
+    summary = lab.run(entry("done", 1), entry("done", 2))
     assert states(summary) == {"interrupted": ["done-1"], "done": ["done-2"]}
     assert "No space left" in summary.interrupted[0].reason
 
 
-def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) -> None:
+def test_an_attempt_waits_for_the_process_of_the_previous_one(lab: Lab) -> None:
     cell = entry("done", 1)
-    before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    before = make_attempt(lab.runs, key(cell), {"stage": "pretrain"})
     write_events(before, [Outcome("interrupted", step=1)])
     ending = locks.hold(alive_path(before))
-    other = scheduler(project, cell)
+    other = lab.scheduler(cell)
     assert other.submit() == {"followed": 1}
     notices = Notices()
-    background = Background(scheduler(project, cell, reporter=notices))
-    assert cancel(project.runs, cell_statuses(project.runs, [cell]))[0].asked
+    background = Background(lab.scheduler(cell, reporter=notices))
+    assert lab.cancel(cell)[0].asked
     notices.round()
-    assert len(attempts(project.runs, key(cell))) == 1
+    assert len(lab.attempts(cell)) == 1
     os.close(ending)
     assert states(background.result()) == {"cancelled": ["done-1"]}
     assert states(other.follow()) == {"cancelled": ["done-1"]}
-    assert states(run(project, cell, retry=["cancelled"])) == {"done": ["done-1"]}
+    assert states(lab.run(cell, retry=["cancelled"])) == {"done": ["done-1"]}
 
 
-def test_a_killed_job_starts_again_only_after_its_children_have_ended(project: Project) -> None:
+def test_a_killed_job_starts_again_only_after_its_children_have_ended(lab: Lab) -> None:
     cell = entry("done", 1)
     notices = Notices()
-    again = scheduler(project, cell, reporter=notices)
+    again = lab.scheduler(cell, reporter=notices)
     assert again.submit() == {"waiting": 1}
-    before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
+    before = make_attempt(lab.runs, key(cell), {"stage": "pretrain"})
     orphan = locks.hold(alive_path(before))
     background = threading.Thread(target=again.follow)
     background.start()
     notices.round()
-    assert len(attempts(project.runs, key(cell))) == 1
+    assert len(lab.attempts(cell)) == 1
     os.close(orphan)
     background.join(10)
-    assert observe(project.runs, key(cell)).attempt == 2
+    assert lab.observe(cell).attempt == 2
 
 
 CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
@@ -325,17 +307,7 @@ def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
     second.close()
 
 
-GRID = """
-version: 1
-default: tiny
-grids:
-  tiny:
-    base:
-      size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
-      data: {source: files, path: "*.txt", tokenizer: bpe, layout: pad, length: 64}
-      optim: {lr: 1e-3, warmup: 1, steps: 30, batch: 8}
-    axes: {gate: [none, gpas], seed: [1, 2]}
-"""
+GRID = file_text("schedule/local/tiny.yaml")
 
 
 @pytest.fixture

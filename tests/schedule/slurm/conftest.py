@@ -9,6 +9,7 @@ import pytest
 from cluster import Cluster, why_unavailable
 from face import Face
 from fake_slurm import Programs, Site, programs_alone
+from slurm_steps import Steps
 from slurm_toy import SlurmToy
 
 
@@ -68,3 +69,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 def site(face: Face, programs: Programs) -> Site:
     """Return a project with the `gpas` command, and a fake cluster that accepts every job and starts none."""
     return Site(face, programs)
+
+
+@pytest.fixture
+def steps(site: Site, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Return the steps of sessions in that project."""
+    return Steps(site.gpas, site, monkeypatch)

@@ -112,27 +112,18 @@ class SlurmToy(Toy):
         """Return attempt.json of every attempt."""
         return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
 
-    def events(self, *attempts: Path) -> list[dict[str, Any]]:
-        """Return the events in the journals of these or of all attempts."""
-        lines = (line for path in attempts or self.attempts() for line in _lines(path / "journal.jsonl"))
-        return [json.loads(line[9:]) for line in lines if line.endswith("}")]
-
     def training(self) -> bool:
         """Return whether the newest attempt of every cell has trained beyond its first update."""
         newest = {path.parent: path for path in self.attempts()}
-        return bool(newest) and all(
-            '"kind":"step"' in "\n".join(_lines(path / "journal.jsonl")[3:]) for path in newest.values()
-        )
+        return bool(newest) and all(map(self.has_stepped, newest.values()))
 
     def losses(self) -> dict[tuple[str, int], float]:
         """Return (cell, update) -> training loss; check that later attempts repeat earlier losses exactly."""
         found: dict[tuple[str, int], float] = {}
         for path in self.attempts():
             name = json.loads((path / "attempt.json").read_text())["name"]
-            for line in _lines(path / "journal.jsonl"):
-                event = json.loads(line[9:]) if line.endswith("}") else {}
-                if event.get("kind") == "step":
-                    assert found.setdefault((name, event["step"]), event["loss"]) == event["loss"]
+            for event in self.events(path, kind="step"):
+                assert found.setdefault((name, event["step"]), event["loss"]) == event["loss"]
         return found
 
     def supervisors(self) -> list[int]:
@@ -142,7 +133,7 @@ class SlurmToy(Toy):
 
     def trained_once(self, texts: int = 0) -> None:
         """Check that each cell has exactly one `done`, and that `texts` texts do."""
-        done = [event for event in self.events() if event["kind"] == "outcome" and event["outcome"] == "done"]
+        done = [event for event in self.events(kind="outcome") if event["outcome"] == "done"]
         assert len(done) == len(self.states()) + texts, self.said()
 
 
@@ -199,10 +190,6 @@ def node_of(cluster: Cluster) -> str:
     return node
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
-
-
 def wait(condition: Callable[[], object], timeout: float = TIMEOUT_SECONDS) -> None:
     """Wait until `condition` holds."""
     until(condition, timeout, "what the test waits for")
@@ -224,9 +211,3 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
     command = [*driver, "run", "grid", "--executor", "slurm", "--yes", *where]
     died = subprocess.run(command, cwd=toy.folder, env=toy.environment(), capture_output=True, text=True)
     assert died.returncode == -9, died.stdout + died.stderr
-
-
-__all__ = [
-    "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "gated", "job_of", "kill", "node_of",
-    "one_cell", "paused", "pending", "started", "wait",
-]  # fmt: skip

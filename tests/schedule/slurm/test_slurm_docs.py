@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import file_text
 from cluster import Cluster
 from documentation import DOCS, FENCE
 from slurm_toy import SlurmToy
@@ -18,26 +19,9 @@ from gpas_cli.project import packaged
 pytestmark = pytest.mark.long
 
 # Table 2 in a few updates of a small network, on a few pages of text.
-SMALL = """\
-version: 1
-sizes: {toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
-corpora: {notes: {source: files, path: "text/*.txt", tokenizer: bpe, length: 16, eval_tokens: 500}}
-resources: {toy: {mem: 1000M, time: 0:10:00}}
-grids:
-  table2:
-    base: {data: notes, size: toy, optim: {lr: 0.01, warmup: 1, steps: 4, batch: 4}}
-    axes: {norm: [pre], gate: [none, gpas]}
-    table: {rows: [norm, gate], columns: size, against: {gate: none}, published: {gpas: table2_perplexity}}
-"""
+SMALL = file_text("schedule/slurm/table2.yaml")
 # What `apptainer` does with a command, as far as it matters here; the image has this Python.
-APPTAINER = f"""\
-#!/bin/sh
-echo "$6 $7 $8" >> "$0.log"
-[ "$1 $2 $3 $4" = "exec --nv --bind {{scratch}}" ] && [ -f "$5" ] && [ "$6" = python ] || exit 9
-[ "$HF_HUB_OFFLINE $https_proxy" = "1 {{proxy}}" ] || exit 9
-shift 6
-exec {shlex.quote(sys.executable)} "$@"
-"""
+APPTAINER = file_text("schedule/slurm/apptainer.sh")
 
 
 def blocks(title: str, language: str) -> list[str]:
@@ -74,7 +58,7 @@ class Student:
         self.proxy = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         patch.setenv("PATH", f"{self.bin}:{os.environ['PATH']}")
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
-        apptainer = APPTAINER.replace("{scratch}", str(self.scratch)).replace("{proxy}", self.proxy)
+        apptainer = APPTAINER.format(scratch=self.scratch, proxy=self.proxy, python=shlex.quote(sys.executable))
         for name, text in (("apptainer", apptainer), ("module", '#!/bin/sh\necho "$@" >> "$0.log"\n')):
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from end_to_end import Toy, has_stepped
+from end_to_end import Toy
 from launching import kill, until
 from slurm_toy import RESOURCES, SlurmToy
 
@@ -17,7 +17,7 @@ def _through_its_life(toy: Toy) -> None:
     run = ("run", "grid", "--executor", "pbs", "--yes")
     assert "2 jobs submitted" in toy(*run).out
     assert "0 jobs submitted, 2 already queued or running" in toy(*run).out
-    until(lambda: [has_stepped(path / "journal.jsonl") for path in toy.attempts()] == [True, True], 400)
+    until(lambda: [toy.has_stepped(path) for path in toy.attempts()] == [True, True], 400)
     first, second = toy.status()
     toy("cancel", first, "--yes")
     facts = [json.loads((path / "attempt.json").read_text()) for path in toy.attempts()]

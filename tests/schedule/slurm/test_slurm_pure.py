@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, submission_facts
+from cases import cases
 from fake_slurm import TITLES
 
 from gpas_cli.errors import GpasError
@@ -55,31 +56,21 @@ def job(key: int, *parents: int, kind: str = "pretrain", **resources: Any) -> St
 def sbatch_text(tmp_path: Path, **resources: Any) -> str:
     project = Project(tmp_path / "a b/experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
     code = Snapshot("c0de", tmp_path / "code", {})
-    return text(project, Resources(**resources), tmp_path / "runs/.slurm/gpas-g-1", code, "0-3%2")
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in resources.items()}
+    return text(project, Resources(**lists), tmp_path / "runs/.slurm/gpas-g-1", code, "0-3%2")
 
 
-def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
-    made = sbatch_text(
-        tmp_path, gpus=4, nodes=2, cpus=32, mem="64G", time="1-00:00:00", partition="gpu", account="acc", qos="long",
-        constraint="a100", notice=180, sbatch=("--mail-type=END", "--exclusive"), setup=("module load cuda",),
-        environment=("NCCL_DEBUG=a b",), python="apptainer exec x.sif python",
-    )  # fmt: skip
-    for line in (
-        "--partition=gpu", "--account=acc", "--qos=long", "--constraint=a100", "--mem=64G", "--time=1-00:00:00",
-        "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=8", "--signal=USR2@180",
-        "--array=0-3%2", "--requeue", "--exclusive", "--mail-type=END", "--job-name=gpas-g-1",
-    ):  # fmt: skip
-        assert f"#SBATCH {line}\n" in made
-    assert "wckey" not in made
-    assert made.index("module load cuda") < made.index("export NCCL_DEBUG='a b'") < made.index("PYTHONPATH=$(")
-    assert "srun " in made
-    assert "--cpus-per-task=8 --kill-on-bad-exit=1" in made
-    assert "exec apptainer exec x.sif python -u -P -m" in made
+@cases("schedule/slurm/cases.yaml", folder="", lacks=[], in_order=[])
+def test_a_profile_becomes_sbatch_text(
+    tmp_path: Path, folder: str, resources: dict[str, Any], has: list[str], lacks: list[str], in_order: list[str]
+) -> None:
+    made = sbatch_text(tmp_path / folder, **resources).replace(str(tmp_path), "/TMP")
+    assert [text for text in has if text not in made] == [text for text in lacks if text in made] == []
+    places = [made.index(text) for text in in_order]
+    assert places == sorted(places)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(None, "/code"), ("", "/code"), (":/a::/b:", "/code:/a:/b"), ("/a b", "/code:/a b")]
-)
+@cases("schedule/slurm/cases.yaml")
 def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str | None, after: str) -> None:
     lines = [line for line in sbatch_text(tmp_path).splitlines() if "PYTHONPATH" in line]
     script = "\n".join(["set -u", *lines, 'echo "$PYTHONSAFEPATH $PYTHONPATH"']).replace(str(tmp_path), "")
@@ -126,36 +117,10 @@ def test_a_job_starts_only_with_the_code_that_was_submitted(
     assert starts or f"{code.path} has been changed since the job was submitted" in done.stderr
 
 
-def test_unset_options_are_left_to_the_scheduler(tmp_path: Path) -> None:
-    made = sbatch_text(tmp_path)
-    assert not {"--time", "--mem", "--partition", "--gpus"} & {line.split("=")[0][8:] for line in made.splitlines()}
-
-
 def test_an_invalid_profile_is_refused_before_submission(tmp_path: Path) -> None:
     """As in a file, where `test_grid_problems.py` has every mistake."""
     with pytest.raises(GpasError, match=r"resources\.at_once"):
         sbatch_text(tmp_path, sbatch=("--array=0-3",))
-
-
-def test_a_step_always_has_the_environment_of_its_job(tmp_path: Path) -> None:
-    (step,) = [line for line in sbatch_text(tmp_path, sbatch=("--export=NONE",)).splitlines() if "srun " in line]
-    assert step.startswith("srun --unbuffered --output=")
-    assert " --export=ALL " in step
-
-
-def test_percent_signs_in_folder_names_are_escaped(tmp_path: Path) -> None:
-    made = sbatch_text(tmp_path / "50%j_%t")
-    logs = tmp_path / "50%%j_%%t/runs/.slurm/gpas-g-1"
-    assert f"#SBATCH --output={logs}/%A_%a_0_log.out\n" in made
-    assert f"--output={logs}/%A_%a_%t_log.out " in made
-    assert f"{tmp_path}/50%j_%t/a b" in made
-
-
-def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
-    made = sbatch_text(tmp_path, partition="a;$(x)", environment=("A=$(touch x)",), sbatch=("--comment=`touch x`",))
-    assert "#SBATCH --partition='a;$(x)'" in made
-    assert "export A='$(touch x)'" in made
-    assert "#SBATCH --comment='`touch x`'" in made
 
 
 def test_one_array_per_profile_within_the_limit() -> None:
@@ -210,15 +175,7 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
     assert spec(Array((some,)), 4) == "0"
 
 
-@pytest.mark.parametrize(
-    ("setup", "wanted"),
-    [
-        (["export A=1", "no-such-module load cuda"], "resources.setup failed with exit 127 in its line 2"),
-        (["if [ -e /no/such ]; then", "false", "fi", "false || true", "f() { false; true; }", "f"], ""),
-        (["source {sourced}"], ""),
-        (["source /no/such/file"], "resources.setup failed with exit 1 in its line 1"),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_a_failing_line_of_the_setup_is_numbered(tmp_path: Path, setup: list[str], wanted: str) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")
     lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup
@@ -309,31 +266,25 @@ def test_every_slurm_state_is_mapped(tmp_path: Path, state: str, wanted: str) ->
     assert without == ("missing" if wanted == "interrupted" else wanted)
 
 
-def test_the_outcome_of_a_job_takes_precedence_over_slurm(tmp_path: Path) -> None:
-    failed = replace(OWN, state="failed", outcome="failed", source="outcome")
-    assert judged(tmp_path, failed, Job("7_0", "NODE_FAIL")).state == "failed"
-    saved = replace(OWN, outcome="interrupted", source="outcome")
-    assert judged(tmp_path, saved, Job("7_0", "FAILED", exit="75:0")).state == "interrupted"
-    assert judged(tmp_path, saved, Job("7_0", "PENDING")).state == "queued"
-    assert judged(tmp_path, saved, Job("7_0", "CANCELLED")).state == "cancelled"
+# What the attempts of a stage show.
+SHOWN = {
+    "missing": MISSING,
+    "own": OWN,
+    "failed": replace(OWN, state="failed", outcome="failed", source="outcome"),
+    "saved": replace(OWN, outcome="interrupted", source="outcome"),
+    "failed earlier": replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0"),
+}
 
 
-def test_an_earlier_jobs_failure_does_not_end_a_later_one(tmp_path: Path) -> None:
-    earlier = replace(OWN, state="failed", outcome="failed", source="outcome", submission="gpas-g-0")
-    assert judged(tmp_path, earlier, Job("8_0", "PENDING", "Priority")).state == "queued"
-
-
-def test_a_completed_job_has_a_grace_period_for_its_outcome(tmp_path: Path) -> None:
-    late = Job("7_0", "COMPLETED", end=time.time() - 5)
-    assert judged(tmp_path, OWN, late).state == "running"
-    assert judged(tmp_path, OWN, replace(late, end=time.time() - 500)).state == "interrupted"
-
-
-def test_an_unreachable_scheduler_changes_no_state(tmp_path: Path) -> None:
-    assert judged(tmp_path, MISSING, None, error="down").state == "queued"
-    assert judged(tmp_path, MISSING, None).state == "missing"
-    status = judged(tmp_path, OWN, Job("7_0", "RUNNING", nodes="n1"), error="down")
-    assert (status.state, "since then: down" in status.evidence) == ("running", True)
+@cases("schedule/slurm/cases.yaml", ended=0.0, error="", evidence="")
+def test_a_job_and_the_attempts_of_its_stage_decide_the_state(
+    tmp_path: Path, shown: str, job: list[str] | None, ended: float, error: str, state: str, evidence: str
+) -> None:
+    """`job`: id, state, reason, node, exit code. `ended`: seconds ago. `error`: of a queue that does not answer."""
+    end = time.time() - ended if ended else 0.0
+    found = Job(*job[:3], nodes=job[3], end=end, exit=job[4]) if job else None
+    seen = judged(tmp_path, SHOWN[shown], found, error=error)
+    assert (seen.state, evidence in seen.evidence) == (state, True)
 
 
 def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 from attempts import make_attempt, submission_facts, write_events
+from cases import cases, file_text
 from fake_slurm import NAME, Programs, Site, row
+from launching import entry
+from slurm_steps import Steps
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Step
@@ -31,22 +34,14 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_a_hundred_jobs_take_one_query(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.load import load
-
-    seeds = ", ".join(map(str, range(100)))
-    (tmp_path / "experiments.yaml").write_text(
-        "version: 1\ngrids: {many: {base: {size: quickstart, data: quickstart, "
-        f"optim: {{lr: 1e-3, warmup: 1, steps: 3, batch: 8}}}}, axes: {{seed: [{seeds}]}}}}}}\n"
-    )
-    entries = expand(load(tmp_path / "experiments.yaml"))
+    entries = [entry(seed=seed) for seed in range(100)]
     runs = tmp_path / "runs"
     submitter = Submitter(runs)
-    for i, entry in enumerate(entries):
-        write_claim(runs, entry.key, submitter, "slurm", submission=NAME, index=i)
+    for i, one in enumerate(entries):
+        write_claim(runs, one.key, submitter, "slurm", submission=NAME, index=i)
     submitter.close()
     (runs / ".slurm" / NAME).mkdir(parents=True)
-    keys = [[entry.key] for entry in entries]
+    keys = [[one.key] for one in entries]
     write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=keys))
     programs.put("squeue", "".join(row(ArrayTaskID=str(i)) for i in range(100)))
     for jobs in (False, True):
@@ -60,22 +55,14 @@ def test_a_hundred_jobs_take_one_query(programs: Programs, tmp_path: Path, monke
     assert not programs.calls("sacct")
 
 
-def test_positions_count_the_jobs_of_all_users(programs: Programs, runs: Path) -> None:
-    programs.put(
-        "squeue",
-        row("theirs", PriorityLong="90", ArrayJobID="3", ArrayTaskID="N/A")
-        + row("theirs", PriorityLong="10", ArrayJobID="9", ArrayTaskID="N/A")
-        + row("theirs", PriorityLong="99", ArrayJobID="4", Partition="high")
-        + row("theirs", PriorityLong="99", ArrayJobID="5", Reason="Dependency")
-        + row("theirs", PriorityLong="0", ArrayJobID="6", Reason="JobHeldUser")
-        + row("theirs", "RUNNING", PriorityLong="99", ArrayJobID="2")
-        + row(ArrayTaskID="0")
-        + row(ArrayTaskID="1", Partition="low,high")
-        + row(ArrayTaskID="2", Reason="JobHeldUser", PriorityLong="0"),
-    )
+@cases("schedule/slurm/cases.yaml")
+def test_positions_count_the_jobs_of_all_users(
+    programs: Programs, runs: Path, listed: list[dict[str, str]], places: list[list[int]]
+) -> None:
+    """Given `places` in line and how many wait for each."""
+    programs.put("squeue", "".join(row(**one) for one in listed))
     found = queue.current(runs, line=True)
-    places = [(job.place, job.waiting) for i in range(3) if (job := found.find(NAME, i))]
-    assert places == [(2, 4), (3, 4), (0, 0)]
+    assert [[job.place, job.waiting] for i in range(3) if (job := found.find(NAME, i))] == places
     assert str(found.find(NAME, 2)) == "SLURM 7_2 PENDING (held; `scontrol release 7_2` releases it)"
     assert list(found.jobs) == [NAME]
     assert queue.current(runs, 100).find(NAME, 0) == found.find(NAME, 0)  # the cached answer equals the reported one
@@ -85,15 +72,7 @@ def test_positions_count_the_jobs_of_all_users(programs: Programs, runs: Path) -
 def test_scontrol_replaces_an_unavailable_squeue(programs: Programs, runs: Path, squeue: str) -> None:
     if squeue == "refused":
         programs.put("squeue", "squeue: error: Access/permission denied", code=1)
-    shown = (
-        "JobId=7 ArrayJobId=7 ArrayTaskId=1-2%4 JobName={} UserId=me(1) Priority=10 JobState=PENDING Reason=Priority "
-        "Restarts=0 ExitCode=0:0 StartTime=Unknown EndTime=Unknown Partition=low NodeList= TRES=cpu=1 \n"
-        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName={} UserId=me(1) Priority=10 JobState=RUNNING Reason=None "
-        "Restarts=2 ExitCode=0:0 StartTime=1700000000 EndTime=1700000300 "
-        "Partition=low NodeList=n1 TRES=cpu=1,gres/gpu=2 \n"
-        "JobId=9 JobName=theirs JobState=RUNNING Partition=low NodeList=n2\n"
-    ).replace("{}", NAME)
-    programs.put("scontrol", shown)
+    programs.put("scontrol", file_text("schedule/slurm/scontrol.txt"))
     found = queue.current(runs)
     assert not found.error
     assert found.jobs == {
@@ -120,20 +99,7 @@ def test_pending_jobs_of_accounting_are_ignored(programs: Programs, runs: Path) 
     assert len(programs.calls("sacct")) == 1
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "wanted"),
-    [
-        ("PENDING", "JobHeldUser", "held; `scontrol release 7_0` releases it"),
-        ("PENDING", "JobHeldAdmin", "held until an administrator releases it"),
-        ("PENDING", "launch_failed_requeued_held",
-         "held: launch_failed_requeued_held; `scontrol release 7_0` releases it"),
-        ("PENDING", "job requeued in held state",
-         "held: job requeued in held state; `scontrol release 7_0` releases it"),
-        ("REQUEUE_HOLD", "None", "held; `scontrol release 7_0` releases it"),
-        ("PENDING", "Priority", ""),
-        ("CANCELLED", "JobHeldUser", ""),
-    ],
-)  # fmt: skip
+@cases("schedule/slurm/cases.yaml")
 def test_a_held_job_names_the_command_that_releases_it(state: str, reason: str, wanted: str) -> None:
     assert Job("7_0", state, reason).held == wanted
 
@@ -175,12 +141,7 @@ def test_an_answer_from_the_future_is_not_reused(programs: Programs, runs: Path,
 
 
 Found = Callable[..., list[Finding]]
-PARTITIONS = """\
-PartitionName=long GraceTime=600 PreemptMode=REQUEUE PriorityTier=5
-PartitionName=scavenge GraceTime=0 PreemptMode=REQUEUE PriorityTier=1
-PartitionName=fixed GraceTime=0 PreemptMode=OFF PriorityTier=1
-PartitionName=high GraceTime=0 PreemptMode=REQUEUE PriorityTier=10
-"""
+PARTITIONS = file_text("schedule/slurm/partitions.txt")
 QOS = "normal|00:01:30|\nlow|00:00:10|\nurgent|00:00:00|normal,low\n"
 
 
@@ -238,84 +199,21 @@ def test_every_slurm_time_format_is_parsed() -> None:
 
 ANSWER = {"host": "n7", "time": 0.0, "shared": True, "lock": "held", "scontrol": True, "python": "3.12.1",
           "torch": "2.9", "gpus": 0}  # fmt: skip
-PROFILES = """\
-    resources: {partition: gpu, gpus: 2, python: /opt/python9, setup: [module load cuda], environment: [A=b c],
-                sbatch: [--mail-type=END, --reservation=night]}
-"""
 
 
-@pytest.fixture
-def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Return a project with two profiles; the first job that sbatch sees is that of the first profile, of small."""
-    site.gpas.edit("    title: Small\n", f"    title: Small\n{PROFILES}")
-    monkeypatch.setattr(findings_module, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(findings_module, "_LATE_SECONDS", 0.0)
-    site.programs.put("scancel", "")
-    return site
-
-
-def of_nodes(site: Site) -> dict[str, str]:
-    """Return the findings about nodes by name; problems and notes are marked."""
-    found = site.gpas("doctor", "--nodes", "--json", expect=None).json["findings"]
-    return {
-        f"{each['what']}": f"{each['status']}: {each['detail']}"
-        for each in found
-        if "node" in each["detail"] + each["what"]
-    }
-
-
-def keep(site: Site, then: str) -> None:
-    """Let sbatch save a copy of the script as script.N and then run `then`, with the log's path in $log."""
-    site.sbatch(
-        'for path in "$@"; do :; done; cat "$path" > $0.script.$n; log="${path%.sh}.out"\n' + then + "\necho $id"
-    )
-
-
-def test_each_profile_is_probed_with_its_own_partition_python_and_setup(asked: Site) -> None:
-    keep(asked, f"echo 'Loading cuda'  > $log; echo '{json.dumps(ANSWER)}' >> $log")
-    found = of_nodes(asked)
-    first, second = ((asked.programs.folder / f"sbatch.script.{n}").read_text() for n in (1, 2))
+def test_each_profile_is_probed_with_its_own_partition_python_and_setup(steps: Steps, site: Site) -> None:
+    steps.two_profiles()
+    steps.keep(f"echo 'Loading cuda'  > $log; echo '{json.dumps(ANSWER)}' >> $log")
+    wanted = "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, but torch finds none"
+    steps.nodes({"GPUs on nodes": wanted})
+    first, second = ((site.programs.folder / f"sbatch.script.{n}").read_text() for n in (1, 2))
     for line in ("#SBATCH --partition=gpu\n", "#SBATCH --reservation=night\n", "#SBATCH --gpus-per-node=1\n",
                  "#SBATCH --nodes=1\n", "\nmodule load cuda\n", "export A='b c'\n", "exec /opt/python9 "):  # fmt: skip
         assert line in first
         assert line not in second or line == "#SBATCH --nodes=1\n"
     assert "mail-type" not in first
     assert "#SBATCH --array" not in first
-    assert found["GPUs on nodes"] == (
-        "problem: node n7 for small/pre-s1 and 11 more: the job asked for a GPU, but torch finds none"
-    )
-    assert sorted(asked.programs.calls("scancel")) == sorted(
-        f"--name={call.split('--job-name=')[1].split()[0]}" for call in asked.programs.calls("sbatch")
+    assert sorted(site.programs.calls("scancel")) == sorted(
+        f"--name={call.split('--job-name=')[1].split()[0]}" for call in site.programs.calls("sbatch")
         if "--job-name" in call
     )  # fmt: skip
-
-
-def test_a_missing_python_is_a_problem_with_its_message(asked: Site) -> None:
-    keep(
-        asked,
-        "echo 'sh: 1: exec: /opt/python9: not found' > $log\n"
-        "echo 'srun: error: n1: task 0: Exited with exit code 127' >> $log",
-    )
-    found = of_nodes(asked)
-    assert found["SLURM node for small/pre-s1 and 11 more"] == (
-        "problem: its job ended without an answer: sh: 1: exec: /opt/python9: not found"
-    )
-
-
-def test_a_probe_that_cannot_start_is_cancelled_at_once(asked: Site) -> None:
-    keep(asked, 'echo "$name|PENDING|PartitionDown" >> ${0%sbatch}squeue.says')
-    found = of_nodes(asked)
-    assert found["SLURM node for small/pre-s1 and 11 more"] == "problem: its job cannot start: PartitionDown"
-    assert len(asked.programs.calls("scancel")) == 2
-
-
-def test_the_wait_for_a_node_is_bounded(asked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_module._ask, "__defaults__", (0.2,))
-    keep(asked, 'echo "$name|PENDING|Priority" >> ${0%sbatch}squeue.says')
-    assert of_nodes(asked)["SLURM node for small/pre-s1 and 11 more"] == "problem: no node within 0 s (Priority)"
-    assert len(asked.programs.calls("scancel")) == 2
-
-
-def test_a_refused_profile_is_reported_with_the_reason(asked: Site) -> None:
-    asked.sbatch("[ $n = 1 ] && echo 'sbatch: error: invalid partition specified: gpu' >&2 && exit 1\necho $id")
-    assert "invalid partition specified: gpu" in of_nodes(asked)["SLURM node for small/pre-s1 and 11 more"]

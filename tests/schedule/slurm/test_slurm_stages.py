@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from attempts import STAGE, make_attempt, submission_facts
+from cases import cases
 from cluster import Cluster, until
 from fake_slurm import Programs
 from forking import Forked
+from sessions import agrees
 from slurm_toy import INSTANTS, SlurmToy, die_at, gated, wait
 
 from gpas_cli.schedule.batch import element, supervisor
@@ -267,37 +269,19 @@ def test_a_requeued_job_is_not_reduced_again_for_the_memory_of_an_earlier_one(tm
     assert (job.reduce, job.again) == (False, "")
 
 
-def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion(tmp_path: Path) -> None:
-    code, said = supervise(tmp_path, "killed", micro_batch=8)
-    assert code == 0, said
-    first, second = facts(tmp_path)
-    assert (second["resources"]["micro_batch"], second["retry"]["of"]) == (8, 1)
-    assert second["retry"]["why"].startswith("killed by SIGKILL without a sign that memory ran out")
-    assert read_json(attempts(tmp_path / "runs", KEY)[0].exit_path)["signal"] == 9
+@cases("schedule/slurm/cases.yaml", oom=False, code=0, why="", error="", says="")
+def test_how_a_killed_job_goes_on(
+    tmp_path: Path, asked: dict[str, Any], oom: bool, code: int, rows: list[int], why: str, error: str, says: str
+) -> None:
+    """`oom`: the kernel's out-of-memory killer has killed it. `rows`: at a time, of each attempt."""
+    found, said = supervise(tmp_path, asked.pop("act", "killed"), *["kernel"] * oom, micro_batch=8, **asked)
+    assert (found, says in said) == (code, True), said
+    first, *others = facts(tmp_path)
+    assert [fact["resources"]["micro_batch"] for fact in (first, *others)] == rows
     assert "retry" not in first
-
-
-def test_a_job_killed_every_time_is_given_up(tmp_path: Path) -> None:
-    code, said = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
-    assert code == 75
-    assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
-    assert "made no progress" in said
-
-
-def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Path) -> None:
-    assert supervise(tmp_path, "killed", "kernel", micro_batch=8)[0] == 0
-    second = facts(tmp_path)[1]
-    assert second["resources"]["micro_batch"] == 4
-    assert second["retry"]["why"] == (
-        "out of memory (the kernel's out-of-memory killer ended a process of the job); now 4 rows at a time"
-    )
-
-
-def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path: Path) -> None:
-    assert supervise(tmp_path, "killed", "kernel", micro_batch=8, mem="1G", larger=["mem"])[0] == 75
-    assert len(facts(tmp_path)) == 1
+    assert all(fact["retry"]["of"] == 1 and agrees(fact["retry"]["why"], why) for fact in others)
     ended = attempts(tmp_path / "runs", KEY)[0].read_exit()
-    assert ended.error == "out of memory: the kernel's out-of-memory killer ended a process of the job"
+    assert (ended.signal, agrees(ended.error, error)) == (9, True)
 
 
 def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:
@@ -322,15 +306,7 @@ def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Pro
     assert seen.cause == "1 attempts in a row made no progress; the job asked for 1 GPU, but none is visible on n1"
 
 
-@pytest.mark.parametrize(
-    ("environ", "wanted"),
-    [
-        ({"SLURM_MEM_PER_NODE": "1000"}, 1000 << 20),
-        ({"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "4"}, 400 << 20),
-        ({"SLURM_MEM_PER_NODE": "0"}, 0),
-        ({}, 0),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -> None:
     assert _limit(environ) == wanted
 
@@ -347,14 +323,7 @@ def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) ->
     assert watch.evidence() == ""
 
 
-@pytest.mark.parametrize(
-    ("groups", "file", "text"),
-    [
-        ("0::/slurm/job_7\n", "slurm/job_7/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n"),
-        ("5:devices:/x\n4:cpu,memory:/a/b\n0::/\n", "cpu,memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
-        ("4:memory:/gone\n0::/c\n", "c/memory.events", "oom_kill 2\n"),
-    ],
-)
+@cases("schedule/slurm/cases.yaml")
 def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str, text: str) -> None:
     (tmp_path / "groups").write_text(groups)
     place = tmp_path / "mount" / file
