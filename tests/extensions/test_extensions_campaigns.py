@@ -18,7 +18,7 @@ from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-CLAIMS = file_text("projects/campaigns.yaml")
+CLAIMS = file_text("experiments/campaigns.yaml")
 GRIDS = EXPERIMENTS.partition("claims:")[0]
 LOCAL = ("--executor", "local", "--yes")
 

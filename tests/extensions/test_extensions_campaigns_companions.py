@@ -12,7 +12,7 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
-GRIDS = file_text("projects/companions.yaml")
+GRIDS = file_text("experiments/companions.yaml")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gpas_cli.events import Event, Layers, Outcome, Spike, Started, Step
 from gpas_cli.extensions.claims.command import next_text
 from gpas_cli.grid import Entry
 
-GRIDS = file_text("projects/claims.yaml")
+GRIDS = file_text("experiments/claims.yaml")
 
 
 def record(runs: Path, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from goldens import compare_command, golden_cases
 
 from gpas_cli.events import Layers, Outcome, Started
 
-GRIDS = file_text("projects/figures.yaml")
+GRIDS = file_text("experiments/figures.yaml")
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ USES = {
 def test_results_outlive_the_extension(tmp_path: Path, hidden: str) -> None:
     metrics = USES[hidden]
     with found_again(hidden):
-        project = Face(tmp_path / "project", file_text("projects/missing.yaml"))
+        project = Face(tmp_path / "project", file_text("experiments/missing.yaml"))
         project.train_all()
         for entry in project.entries(hidden):
             kind, key = entry.cell.stages[-1].kind, entry.cell.key

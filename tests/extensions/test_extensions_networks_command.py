@@ -14,7 +14,7 @@ from gpas_cli.events import Scoring
 from gpas_cli.extensions.networks.network import digests, pin_of
 from gpas_cli.store.journal import read
 
-GRIDS = file_text("projects/networks.yaml")
+GRIDS = file_text("experiments/networks.yaml")
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Pat
         coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)
 
 
-EXPERIMENTS = file_text("projects/theory.yaml")
+EXPERIMENTS = file_text("experiments/theory.yaml")
 
 
 def declared_base() -> dict[str, Any]:

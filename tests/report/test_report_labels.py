@@ -76,7 +76,7 @@ def test_a_depth_is_labelled_as_papers_name_it() -> None:
     assert not {"fixed", "scale", "full_steps"} & stacking.keys()
 
 
-EXPERIMENTS = file_text("projects/labels.yaml")
+EXPERIMENTS = file_text("experiments/labels.yaml")
 LAST = "experiments.yaml:10:20: grids.h.table.value: unknown metric 'perplexty'; did you mean 'perplexity'?"
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 HOSTILE = "</script><img src=http://evil.example/ onerror=alert(2)><script>alert(1)</script>"
-GRIDS = file_text("projects/browser.yaml")
+GRIDS = file_text("experiments/browser.yaml")
 TIMEOUT_MS = 3000
 PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
 

@@ -44,7 +44,7 @@ from gpas_cli.extensions.page.server import MOST_UNREAD, LivePage, PageServer
 from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-GRIDS = file_text("projects/page.yaml")
+GRIDS = file_text("experiments/page.yaml")
 
 
 @pytest.fixture(scope="module")
