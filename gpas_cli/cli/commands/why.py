@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.padding import Padding
 from rich.text import Text
-from sqlalchemy import Engine
 
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
@@ -19,15 +18,14 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
 from gpas_cli.origin.provenance import AttemptProvenance, NumberOrigin, Provenance
 from gpas_cli.plan.usage import UsageMeter
-from gpas_cli.report import query
 from gpas_cli.report.papers import is_printed_name
-from gpas_cli.report.recorded import recorded
+from gpas_cli.report.recorded import read_through, recorded, stage_in
 from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.usage import NOTHING
+from gpas_cli.store.peek import Rows
 from gpas_cli.store.records import Imported
-from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import attempts
 from gpas_cli.structure import DocumentJson
 from gpas_cli.words import count, date_and_time, significant
@@ -107,20 +105,22 @@ def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     here = project()
     if not here.runs.is_dir():
         raise GpasError(_not_run(found[0]))
-    with results_of(here, [stage.key for entry in found for stage in entry.cell.stages]) as (engine, problem):
-        keys = _tried(engine, found)
+
+    def read(rows: Rows) -> list[Provenance]:
         catalogue = experiments().catalogue
-        return [provenance.trace_number(engine, here.runs, key, catalogue=catalogue) for key in keys], problem
+        return [provenance.trace_number(rows, here.runs, key, catalogue=catalogue) for key in _tried(rows, found)]
+
+    return read_through(here, [stage.key for entry in found for stage in entry.cell.stages], read)
 
 
-def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
+def _tried(rows: Rows, found: Sequence[Entry]) -> list[str]:
     """Return the keys of the stages with attempts, even if their run directories are gone.
 
     Raises GpasError for a cell without attempts.
     """
     keys: dict[str, None] = {}
     for entry in found:
-        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or query.stage(engine, s.key)]
+        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or stage_in(rows, s.key)]
         if not own:
             raise GpasError(_not_run(entry))
         keys |= dict.fromkeys(own)
