@@ -14,7 +14,6 @@ from gpas_cli.grid.document import Label
 from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report.recorded import Recorded, attempts_in, decoded, results_in, stage_in
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
 from gpas_cli.spec.cell import START
@@ -277,6 +276,8 @@ def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) ->
 
     `known` is of all cells of the grid. Raises UnknownCell with the nearest choices.
     """
+    from gpas_cli.report.tables.grid_table import build
+
     plain, compared = (build(known.entries, known.states, known.results, each)
                        for each in (replace(spec, published={}), spec))  # fmt: skip
     place = find_place(plain, name)

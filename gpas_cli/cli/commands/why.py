@@ -11,16 +11,12 @@ from rich.text import Text
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import print_number, scores_table, skipped_notes
-from gpas_cli.cli.views.states import evidence
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
 from gpas_cli.origin.provenance import AttemptProvenance, NumberOrigin, Provenance
-from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.report.papers import is_printed_name
 from gpas_cli.report.recorded import read_through, recorded, stage_in
-from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.usage import NOTHING
@@ -74,6 +70,8 @@ def why(
     for problem in problems:
         warn(problem)
     for number in numbers:
+        from gpas_cli.cli.views.number import print_number
+
         print_number(number)
     for stage in stages:
         _print(stage)
@@ -82,8 +80,10 @@ def why(
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
-    for name in names:
-        from gpas_cli.cli.printed import parts_with_cells  # the whole command, which `gpas why CELL` does without
+    for name in names:  # what `gpas why CELL` does without
+        from gpas_cli.cli.printed import parts_with_cells
+        from gpas_cli.plan.usage import UsageMeter
+        from gpas_cli.report.tables.paper_table import paper_table
 
         served = parts_with_cells(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
@@ -128,6 +128,8 @@ def _tried(rows: Rows, found: Sequence[Entry]) -> list[str]:
 
 
 def _not_run(entry: Entry) -> str:
+    from gpas_cli.cli.views.states import evidence
+
     (status,) = cell_statuses(project().runs, [entry], jobs=True)
     if status.state == "missing":
         return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
@@ -139,9 +141,11 @@ def _print(stage: Provenance) -> None:
     if stage.parents:
         say(f"  follows {', '.join(stage.parents)}")
     if stage.scores:
+        from gpas_cli.cli.views.number import scores_table, skipped_notes
+
         say(Padding(scores_table(stage.scores), (0, 0, 0, 2), expand=False))
-    for text in skipped_notes(stage.scores):
-        say(f"  {text}")
+        for text in skipped_notes(stage.scores):
+            say(f"  {text}")
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
     for one in stage.forgotten:
