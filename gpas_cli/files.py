@@ -9,7 +9,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BufferedReader, FileIO
 from itertools import islice
@@ -132,6 +131,8 @@ def overlapped(function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R
     slow = time.perf_counter() - began > _SLOW_SECONDS * _TRIED
     yield from first
     if slow:
+        from concurrent.futures import ThreadPoolExecutor  # a fiftieth of a command that does not need it
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from pool.map(function, rest)
     yield from map(function, rest)

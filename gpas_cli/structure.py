@@ -214,7 +214,7 @@ def _converter(hint: Any) -> _Convert:
     if origin is not None and issubclass(origin, Sequence):
         return _sequence(arguments[0])
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping(_converter(arguments[1]))
+        return _mapping(arguments[1])
     return _scalar(hint)
 
 
@@ -265,11 +265,13 @@ def _sequence(hint: Any) -> _Convert:
     return convert
 
 
-def _mapping(item: _Convert) -> _Convert:
+def _mapping(hint: Any) -> _Convert:
+    item, exact = _converter(hint), _exact(hint)
+
     def convert(value: Any, name: str) -> Any:
         if not isinstance(value, Mapping):
             raise _mismatch(name, "an object", value)
-        return {str(key): item(each, f"{name}.{key}") for key, each in value.items()}
+        return {str(key): each if type(each) is exact else item(each, f"{name}.{key}") for key, each in value.items()}
 
     return convert
 

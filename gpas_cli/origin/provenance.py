@@ -6,19 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from sqlalchemy import Engine
-from sqlalchemy import select as select_rows
-
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Score
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.grid.select import conditions, run_words, select
-from gpas_cli.report import query, recorded
-from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.recorded import Recorded, attempts_in, decoded, results_in, stage_in
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
 from gpas_cli.spec.cell import START
@@ -27,13 +22,12 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cleanup import read_forgetting
-from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import NOTHING, Usage
 from gpas_cli.statistics.stats import Paired
+from gpas_cli.store.peek import Rows
 from gpas_cli.store.records import Forgetting, Imported, Retry, Trunk
-from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
-from gpas_cli.store.schema import StageRow
+from gpas_cli.store.rundir import IMPORTED, AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.snapshot import snapshot_path
 from gpas_cli.structure import FLAT, HIDDEN, CellStateJson, Number
 
@@ -101,21 +95,21 @@ class Provenance:
     """Those that tables show and the others of the same tasks, in the order of the cell's tasks."""
 
 
-def trace_number(engine: Engine, runs: Path, key: str, catalogue: Catalogue | None = None) -> Provenance:
+def trace_number(rows: Rows, runs: Path, key: str, catalogue: Catalogue | None = None) -> Provenance:
     """Return the provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
     `catalogue`: what the experiments declare, for schemes of plugins. Raises UnknownCell when the database has no
     attempt at the stage.
     """
-    stage = query.stage(engine, key)
+    stage = stage_in(rows, key)
     forgotten = _forgotten(runs, key)
-    tries = query.attempts(engine, key)
+    tries = attempts_in(rows, key)
     if stage is None or not (tries or forgotten):
         raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas db sync` ingests new ones")
     last = _read(AttemptDir(forgotten[-1].directory).read_attempt) if forgotten and not tries else None
     # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)
-    result = recorded.read_results(engine, [key]).get(key)
+    result = results_in(rows, [key]).get(key)
     section = own.parameters(stage["kind"])
     places = {task: place for place, task in enumerate(getattr(section, "tasks", ()))}
     scores = sorted(
@@ -183,10 +177,9 @@ def _read(reader: Callable[[], T]) -> T | None:
         return None
 
 
-def dependents(engine: Engine, keys: Iterable[str]) -> dict[str, list[str]]:
+def dependents(rows: Rows, keys: Iterable[str]) -> dict[str, list[str]]:
     """Return for each key the keys of all stages in the database that build on it, directly or through others."""
-    with engine.connect() as connection:
-        parents = {key: set(above) for key, above in connection.execute(select_rows(StageRow.key, StageRow.parents))}
+    parents = {row["key"]: set(decoded(row)["parents"]) for row in rows("SELECT key, parents FROM stage", ())}
     return {key: _building_on(key, parents) for key in keys}
 
 
@@ -283,6 +276,8 @@ def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) ->
 
     `known` is of all cells of the grid. Raises UnknownCell with the nearest choices.
     """
+    from gpas_cli.report.tables.grid_table import build
+
     plain, compared = (build(known.entries, known.states, known.results, each)
                        for each in (replace(spec, published={}), spec))  # fmt: skip
     place = find_place(plain, name)

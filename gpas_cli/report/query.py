@@ -8,35 +8,20 @@ directories are gone are left out.
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, func, literal, select
+from sqlalchemy import Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
-from gpas_cli.report.recorded import metrics_in, rows_through
+from gpas_cli.report.recorded import attempts_in, rows_through
 from gpas_cli.store.peek import parts
-from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
+from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow
 
 DECISIVE = ("done", "diverged")
 
 
 def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
-    """Return all attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
+    """Return what `attempts_in` returns, from a database of any kind."""
     with engine.connect() as connection:
-        rows = _rows(
-            connection, select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number)
-        )
-        metrics = metrics_in(rows_through(connection), [row["id"] for row in rows])
-    return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]
-
-
-def stage(engine: Engine, key: str) -> dict[str, Any] | None:
-    """Return the stage's kind, parents and cell; None if the database has no attempt at it."""
-    with engine.connect() as connection:
-        rows = _rows(connection, select(StageRow.__table__).where(StageRow.key == key))
-    return rows[0] if rows else None
-
-
-def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
-    return [dict(row) for row in connection.execute(statement).mappings()]
+        return attempts_in(rows_through(connection), key)
 
 
 Curve = list[tuple[int, float]]  # (step, value), in order of step

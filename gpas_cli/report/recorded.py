@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
@@ -44,6 +44,8 @@ _SAME = (
 _ATTEMPT = ", ".join(f"attempt.{name}" for name in ("id", "stage_key", "cause", "gone", "created", "name", *_SAME))
 _SCORE = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
 _OF = "JOIN stage ON stage.key = attempt.stage_key"
+_JSON = ("axes", "environment", "parents", "cell")  # columns
+T = TypeVar("T")
 State = tuple[str, float | None]  # with the fraction that is done, None if unknown
 
 
@@ -142,6 +144,38 @@ def rows_through(connection: Connection) -> Rows:
     return rows
 
 
+def read_through(project: Project, keys: Collection[str], read: Callable[[Rows], T]) -> tuple[T, str]:
+    """Return what `read` returns of the database, with all that is new in the stages `keys`, and why results are not up
+    to date, "" if they are. If nothing is new, an SQLite database is read without SQLAlchemy (`store.peek`).
+
+    Raises StoreError as `recorded` does.
+    """
+    with rows_of(project) as rows, suppress(sqlite3.Error):
+        if rows and survey(rows, project.runs, keys).current:
+            return read(rows), ""
+    with results_of(project, keys) as (engine, problem), engine.connect() as connection:
+        return read(rows_through(connection)), problem
+
+
+def stage_in(rows: Rows, key: str) -> dict[str, Any] | None:
+    """Return the stage's kind, parents and cell; None if the database has no attempt at it."""
+    return next(map(decoded, rows("SELECT * FROM stage WHERE key = ?", [key])), None)
+
+
+def attempts_in(rows: Rows, key: str) -> list[dict[str, Any]]:
+    """Return all attempts at a stage, oldest first: the columns of the table "attempt", and `metrics`."""
+    found = list(map(decoded, rows("SELECT * FROM attempt WHERE stage_key = ? ORDER BY number", [key])))
+    metrics = metrics_in(rows, [row["id"] for row in found])
+    return [{**row, "metrics": metrics.get(row["id"], {})} for row in found]
+
+
+def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the values that SQLite has as text or as a number, and servers do not."""
+    texts = {name: json.loads(row[name]) for name in _JSON if isinstance(row.get(name), str)}
+    flags = {name: bool(row[name]) for name in ("git_dirty",) if row.get(name) is not None}
+    return {**row, **texts, **flags}
+
+
 def results_in(rows: Rows, keys: Iterable[str]) -> dict[str, Result]:
     """Return the result of the latest done or diverged attempt by stage key; stages without one are left out.
 
@@ -184,8 +218,7 @@ def _score_rows(rows: Rows, keys: Sequence[str]) -> list[dict[str, Any]]:
     found = rows_in(rows, statement, keys)
     for row in found:
         row["value"] = _real(row["value"])
-        row["cell"] = json.loads(row["cell"]) if isinstance(row["cell"], str) else row["cell"]
-    return sorted(found, key=lambda row: (row["number"], row["task"], row["metric"]))  # servers collate
+    return sorted(map(decoded, found), key=lambda row: (row["number"], row["task"], row["metric"]))  # servers collate
 
 
 def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
@@ -228,8 +261,7 @@ def _spike_counts(rows: Rows, keys: Sequence[str]) -> dict[str, dict[str, float]
 
 
 def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
-    same = {name: row[name] for name in _SAME}
-    same["git_dirty"] = None if same["git_dirty"] is None else bool(same["git_dirty"])
+    same = decoded({name: row[name] for name in _SAME})
     own = {"key": row["stage_key"], "stage": row["kind"], "cause": row["cause"] or "", "gone": row["gone"] is not None}
     return Result(metrics=metrics, **own, **same)
 

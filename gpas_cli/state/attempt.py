@@ -126,14 +126,9 @@ def _from_outcome(event: Outcome | Malformed, attempt: AttemptDir, raw: Sequence
         evidence = f"the journal ends in an outcome this version does not know: {state!r}"
         return StageStatus(state="unknown", evidence=evidence, **where)
     return StageStatus(
-        state=state,
-        outcome=state,
-        evidence="outcome in the journal",
-        source="outcome",
-        cause=event.cause,
-        metrics=event.metrics,
-        **where,
-    )
+        state=state, outcome=state, evidence="outcome in the journal", source="outcome", cause=event.cause,
+        metrics=event.metrics, counted=event.warnings or 0, **where,
+    )  # fmt: skip
 
 
 def _from_process(attempt: AttemptDir, asked: AttemptRecord, raw: Sequence[bytes]) -> StageStatus:

@@ -25,15 +25,14 @@ from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store import owner
 from gpas_cli.store.records import AttemptRecord, Imported
-from gpas_cli.store.rundir import AttemptDir, all_stages, attempts, create_attempt, write_record
+from gpas_cli.store.rundir import IMPORTED, AttemptDir, all_stages, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import copy_snapshot
 from gpas_cli.words import byte_size
 
-RECORD = "imported.json"
 _CHECKPOINTS = "checkpoints"
 _DEEPEST = 16  # levels of folders in an attempt; a stranger's project may have a tree without an end
 # Files that concern a process that ran elsewhere, or a stage that is no longer the same.
-_LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
+_LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", IMPORTED})
 _NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
 
 
@@ -130,7 +129,7 @@ class Merge:
                 target = aside / path.relative_to(attempt.path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-            write_record(aside / RECORD, origin)
+            write_record(aside / IMPORTED, origin)
 
         create_attempt(self.runs, record, fill)
         copy_snapshot(self.there, self.runs, record.code)

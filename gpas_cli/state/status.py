@@ -194,6 +194,8 @@ class StageStatus:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     journal_end: Sequence[bytes] = ()
     """The last lines of the attempt's journal, for `progress`."""
+    counted: int | None = None
+    """The number of warnings in the journal, if its outcome says it."""
     reached: Progress | None = None
     """The progress, if it is not what these lines say."""
     claim: Claim | None = None
@@ -220,6 +222,8 @@ class StageStatus:
     @cached_property
     def warnings(self) -> int:
         """The number of warnings in the journal, by its newest event that counts them."""
+        if self.counted is not None:
+            return self.counted
         newest = (line.event for raw in reversed(self.journal_end) for line in lines_in([raw]))
         return next((event.warnings or 0 for event in newest if isinstance(event, Step | Scoring | Outcome)), 0)
 

@@ -33,6 +33,7 @@ _PREFIX = re.compile(r"[0-9a-f]{2}")
 _NUMBER = re.compile(r"[0-9]{3,9}")  # fits the 32-bit column of the database
 FORGOTTEN = ".forgotten-"
 JOURNAL = "journal.jsonl"
+IMPORTED = "imported.json"  # where a copy of another project's attempt comes from
 
 
 @dataclass(frozen=True)

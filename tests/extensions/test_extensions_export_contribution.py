@@ -20,11 +20,11 @@ from scored import finish_cells
 from test_cli_schema import check
 from test_cli_table import TABLE_2
 
-from gpas_cli.cli.commands.table import PaperTablesJson
 from gpas_cli.extensions.contributions.contributed import beside
 from gpas_cli.extensions.export.archive import write_members
 from gpas_cli.grid.load import load
 from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.tables.render import PaperTablesJson
 from gpas_cli.store.journal import decoded, encode
 
 ADA = ("--name", "Ada Lovelace")

@@ -13,7 +13,7 @@ from gpas_cli.origin.diff import differences
 from gpas_cli.origin.provenance import trace_number
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, curves, layer_curves
-from gpas_cli.report.recorded import SPIKE_METRICS, read_results, stage_keys
+from gpas_cli.report.recorded import SPIKE_METRICS, read_results, rows_through, stage_keys
 from gpas_cli.report.tables.grid_table import build
 
 
@@ -95,7 +95,8 @@ def test_why_shows_all_attempts(engine: Engine, tmp_path: Path) -> None:
     checkpoints.mkdir(parents=True)
     for name in ("step-00000090", "step-00000100", ".writing-step-00000110"):
         (checkpoints / name).mkdir()
-    found = trace_number(engine, tmp_path, key)
+    with engine.connect() as connection:
+        found = trace_number(rows_through(connection), tmp_path, key)
     assert (found.key, found.stage, found.name, found.decisive) == (key, "pretrain", "demo/a", 2)
     first, second = found.attempts
     assert (first.outcome, first.cause, first.facts["host"], first.facts["git_dirty"]) == (
@@ -108,8 +109,8 @@ def test_why_shows_all_attempts(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_why_of_a_cell_that_never_ran(engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(UnknownCell, match="the database has no attempt at this stage"):
-        trace_number(engine, tmp_path, "0" * 16)
+    with engine.connect() as connection, pytest.raises(UnknownCell, match="has no attempt at this stage"):
+        trace_number(rows_through(connection), tmp_path, "0" * 16)
 
 
 def test_differences_are_dotted() -> None:

@@ -26,7 +26,7 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import with_resources
 from gpas_cli.plan.texts import awaited
-from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.recorded import rows_through, stage_keys
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
 from gpas_cli.spec.extensions import main_result
@@ -256,8 +256,8 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
     tried = [key for key in named if attempts(runs, key)]
     if not tried:
         raise GpasError(f"nothing to forget: {listed(list(named.values()), _NAMED)} has no attempt")
-    with results_of(project()) as (engine, _):
-        stages = dependents(engine, tried)
+    with results_of(project()) as (engine, _), engine.connect() as connection:
+        stages = dependents(rows_through(connection), tried)
     others = {other for built_on in stages.values() for other in built_on if attempts(runs, other)}
     for key in tried[:_NAMED]:
         status = observe(runs, key)

@@ -16,7 +16,6 @@ from gpas_cli.grid.document import spelled
 from gpas_cli.report import papers
 from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics, with_bits_per_byte
 from gpas_cli.report.tables.paper_table import published_table
@@ -24,7 +23,6 @@ from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
-from gpas_cli.structure import DocumentJson
 
 _TableNames = Annotated[
     list[str] | None,
@@ -110,6 +108,8 @@ def table(
         spec = spec if paper else replace(spec, published={})
         made.append(_make(spec, chosen, value or with_bits_per_byte(spec, chosen), form, others=paper))
     if form == "json" and len(made) > 1:
+        from gpas_cli.report.tables import render
+
         print_json(render.TablesJson(tables=[render.table_json(one) for one in made]))
     else:
         _print_tables(list(zip(names, made, strict=True)), form, "grid", noted)
@@ -160,32 +160,28 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
     return with_others(table, chosen, made) if others else table
 
 
-class PaperTablesJson(DocumentJson):
-    """`gpas table --json` of a paper's tables."""
-
-    tables: Annotated[Sequence[render.TableJson], "tables with our numbers, in the paper's layout"]
-    published: Annotated[Sequence[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
-
-
 def _print_paper_tables(tables: Sequence[Table], form: str, noted: str | None) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
     if form == "json":
+        from gpas_cli.report.tables import render
+
         alone = [render.printed_json(table) for table in tables if table.alone]
         ours = [render.table_json(table) for table in tables if not table.alone]
-        print_json(PaperTablesJson(tables=ours, published=alone))
+        print_json(render.PaperTablesJson(tables=ours, published=alone))
     else:
         _print_tables([(table.printed, table) for table in tables], form, "table", noted)
 
 
 def _print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str, noted: str | None) -> None:
     """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
-    if form == "csv" and len(tables) > 1:
-        print(render.together(name, tables), end="")
-    elif form != "rich":
+    if form != "rich":
+        from gpas_cli.report.tables import render
+
         # In Markdown, an empty line ends a table.
-        print("\n\n".join(render.render(table, form, noted or "all").rstrip("\n") for _, table in tables))
-    else:
-        for place, (_, table) in enumerate(tables):
-            if place:
-                say("")
-            say(Drawn(sheet(table), noted or "short"))
+        texts = (render.render(table, form, noted or "all").rstrip("\n") for _, table in tables)
+        print(render.together(name, tables) if form == "csv" and tables[1:] else "\n\n".join(texts) + "\n", end="")
+        return
+    for place, (_, table) in enumerate(tables):
+        if place:
+            say("")
+        say(Drawn(sheet(table), noted or "short"))

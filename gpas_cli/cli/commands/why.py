@@ -7,27 +7,21 @@ from typing import Annotated
 import typer
 from rich.padding import Padding
 from rich.text import Text
-from sqlalchemy import Engine
 
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import print_number, scores_table, skipped_notes
-from gpas_cli.cli.views.states import evidence
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
 from gpas_cli.origin.provenance import AttemptProvenance, NumberOrigin, Provenance
-from gpas_cli.plan.usage import UsageMeter
-from gpas_cli.report import query
 from gpas_cli.report.papers import is_printed_name
-from gpas_cli.report.recorded import recorded
-from gpas_cli.report.tables.paper_table import paper_table
+from gpas_cli.report.recorded import read_through, recorded, stage_in
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.usage import NOTHING
+from gpas_cli.store.peek import Rows
 from gpas_cli.store.records import Imported
-from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import attempts
 from gpas_cli.structure import DocumentJson
 from gpas_cli.words import count, date_and_time, significant
@@ -76,6 +70,8 @@ def why(
     for problem in problems:
         warn(problem)
     for number in numbers:
+        from gpas_cli.cli.views.number import print_number
+
         print_number(number)
     for stage in stages:
         _print(stage)
@@ -84,8 +80,10 @@ def why(
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
-    for name in names:
-        from gpas_cli.cli.printed import parts_with_cells  # the whole command, which `gpas why CELL` does without
+    for name in names:  # what `gpas why CELL` does without
+        from gpas_cli.cli.printed import parts_with_cells
+        from gpas_cli.plan.usage import UsageMeter
+        from gpas_cli.report.tables.paper_table import paper_table
 
         served = parts_with_cells(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
@@ -107,20 +105,22 @@ def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     here = project()
     if not here.runs.is_dir():
         raise GpasError(_not_run(found[0]))
-    with results_of(here, [stage.key for entry in found for stage in entry.cell.stages]) as (engine, problem):
-        keys = _tried(engine, found)
+
+    def read(rows: Rows) -> list[Provenance]:
         catalogue = experiments().catalogue
-        return [provenance.trace_number(engine, here.runs, key, catalogue=catalogue) for key in keys], problem
+        return [provenance.trace_number(rows, here.runs, key, catalogue=catalogue) for key in _tried(rows, found)]
+
+    return read_through(here, [stage.key for entry in found for stage in entry.cell.stages], read)
 
 
-def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
+def _tried(rows: Rows, found: Sequence[Entry]) -> list[str]:
     """Return the keys of the stages with attempts, even if their run directories are gone.
 
     Raises GpasError for a cell without attempts.
     """
     keys: dict[str, None] = {}
     for entry in found:
-        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or query.stage(engine, s.key)]
+        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or stage_in(rows, s.key)]
         if not own:
             raise GpasError(_not_run(entry))
         keys |= dict.fromkeys(own)
@@ -128,6 +128,8 @@ def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
 
 
 def _not_run(entry: Entry) -> str:
+    from gpas_cli.cli.views.states import evidence
+
     (status,) = cell_statuses(project().runs, [entry], jobs=True)
     if status.state == "missing":
         return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
@@ -139,9 +141,11 @@ def _print(stage: Provenance) -> None:
     if stage.parents:
         say(f"  follows {', '.join(stage.parents)}")
     if stage.scores:
+        from gpas_cli.cli.views.number import scores_table, skipped_notes
+
         say(Padding(scores_table(stage.scores), (0, 0, 0, 2), expand=False))
-    for text in skipped_notes(stage.scores):
-        say(f"  {text}")
+        for text in skipped_notes(stage.scores):
+            say(f"  {text}")
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
     for one in stage.forgotten:

@@ -303,6 +303,13 @@ class PrintedTableJson(Document):
     notes: Annotated[Sequence[str], "why no grid has a cell of it, and misprints and unstated choices"]
 
 
+class PaperTablesJson(DocumentJson):
+    """`gpas table --json` of a paper's tables."""
+
+    tables: Annotated[Sequence[TableJson], "tables with our numbers, in the paper's layout"]
+    published: Annotated[Sequence[PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
+
+
 class TablesJson(DocumentJson):
     """`gpas table --json` of several tables."""
 

@@ -12,7 +12,7 @@ from named_papers import numbers
 from schemas import json_schema
 from test_cli_schema import check
 
-from gpas_cli.cli.commands.table import PaperTablesJson
+from gpas_cli.report.tables.render import PaperTablesJson
 
 AGAINST = "against: {gate: none}"
 
