@@ -91,13 +91,20 @@ def run(server: Server, words: list[str]) -> int:
 
 
 def qdel(server: Server, words: list[str]) -> int:
+    code = 0
     for number in words:
         job = server.read(number)
-        if job and job["state"] == "R":
+        if job is None or job["state"] == "F":
+            print(f"qdel: {'Job has finished' if job else 'Unknown Job Id'} {number}", file=sys.stderr)
+            code = 35 if job else 153
+        elif job.get("theirs"):
+            print(f"qdel: Unauthorized Request  {number}", file=sys.stderr)
+            code = 159
+        elif job["state"] == "R":
             os.killpg(job["pid"], signal.SIGTERM)
-        elif job:
+        else:
             server.change(number, state="F")
-    return 0
+    return code
 
 
 def qstat(server: Server, words: list[str]) -> int:

@@ -25,10 +25,12 @@ from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import installed
 from gpas_cli.schedule.batch import scheduler as batch
+from gpas_cli.schedule.batch.submission import BatchError
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import claim_path
-from gpas_cli.state.observe import observe
+from gpas_cli.state.observe import observe, observe_each
+from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import attempts, write_json
 
 HERE = Path(__file__).parent
@@ -89,6 +91,22 @@ class Pbs(Commands):
 
     def qdel(self, number: str) -> None:
         assert fake_pbs.qdel(fake_pbs.Server(self.server), [number]) == 0
+
+    def other(self, name: str, state: str, after: list[str], theirs: bool = False) -> None:
+        """Add a job that is not of this project, of another user if it is `theirs`."""
+        server = fake_pbs.Server(self.server)
+        more = {"script": "", "pid": 0, "code": None, "theirs": theirs}
+        server.change(str(len(server.all())), name=name, state=state, after=after, **more)
+
+    def removed(self, job: str) -> None:
+        scheduler.PbsScheduler(SchedulerView(self.face.runs)).remove(job, ())
+
+    def belongs_to_another_user(self, number: int) -> None:
+        fake_pbs.Server(self.server).change(str(number), theirs=True)
+
+    def end(self, numbers: list[int]) -> None:
+        for number in numbers:
+            fake_pbs.Server(self.server).change(str(number), state="F")
 
     def in_queue(self, wanted: list[int]) -> None:
         """Check which jobs have not ended."""
@@ -200,6 +218,41 @@ def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.
     Path(qstat).write_text(answer)
     pbs.start()
     pbs.begun("s1")
+
+
+def test_pbs_that_does_not_answer_is_asked_once_in_a_scan(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question may take a minute, and there may be thousands of cells."""
+    pbs.acts({"s1": "wait", "s2": "wait"})
+    pbs.run()
+    for name in ("s1", "s2"):
+        pbs.begun(name)
+    for job in pbs.server.glob("jobs/*.json"):
+        kill(json.loads(job.read_text())["pid"])
+    pbs.until(["interrupted", "interrupted"])
+    asked = list[Any]()
+    ask = scheduler.PbsScheduler.ask
+    monkeypatch.setattr(scheduler.PbsScheduler, "ask", lambda own, ids: asked.append(ids) or ask(own, ids))
+    (pbs.server / "silent").touch()
+    runs, keys = pbs.face.runs, [pbs.face.entry(name, "toy").key for name in ("s1", "s2")]
+    assert all("cannot connect" in seen.evidence for seen in observe_each(runs, keys).values())
+    assert len(asked) == 1
+    (pbs.server / "silent").unlink()
+
+
+def test_a_job_that_may_have_been_submitted_is_not_called_refused(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    pbs.stop()
+    start = scheduler.PbsScheduler.start
+
+    def lost(self: scheduler.PbsScheduler, *words: Any) -> str:
+        start(self, *words)
+        raise BatchError("qsub: no answer", answered=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler.PbsScheduler, "start", lost)
+        pbs.run(code=2, says="unanswered: toy/s1, which asks for {no resources}; see `gpas status`")
+    pbs.states(["queued", "missing"])
+    pbs.run(says="1 job submitted, 1 already queued or running")
+    pbs.start()
 
 
 def test_a_scheduler_that_cannot_be_loaded_is_a_finding(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from gpas_cli.grid.settings import root_of
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.batch.scheduler import BatchRun, BatchScheduler
-from gpas_cli.schedule.batch.submission import Array, BatchError, Submission
+from gpas_cli.schedule.batch.submission import Array, BatchError, Submission, open_names
 from gpas_cli.schedule.batch.view import RUNNING, BatchJob
 from gpas_cli.schedule.process import without_secrets
 from gpas_cli.schedule.scheduler import Finding, JobBatch, RunRequest
@@ -27,7 +27,7 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.words import count, listed
 
 _PATIENCE_SECONDS = 60.0  # for a program of PBS
-_GONE = re.compile("unknown job|has finished", re.I)  # of each job that qstat was asked for and does not list
+_GONE = re.compile("unknown job|has finished", re.I)  # of each job asked for that has ended
 _FIELD = re.compile(r"^\s+(Job_Name|job_state|exec_host|comment|Hold_Types) = (.*)$", re.M)
 _DEPEND = re.compile(r"^ +depend = (.*(?:\n\t.*)*)", re.M)
 _WAITING = {"Q": "queued", "H": "held", "W": "waiting", "T": "moving", "M": "moved"}
@@ -80,7 +80,7 @@ def call(*words: str, cwd: Path | None = None) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BatchError(f"{words[0]}: {error}") from error
     is_gone = done.returncode in (35, 153) and all(map(_GONE.search, done.stderr.splitlines()))
-    if words[0] == "qstat" and is_gone:
+    if words[0] in ("qstat", "qdel") and is_gone:
         return done.stdout
     # With ids, every answer has a job, or a code that says that there is none.
     if done.returncode or (words[0] == "qstat" and "Job Id:" not in done.stdout and (words[2:] or done.stdout.strip())):
@@ -144,16 +144,18 @@ class PbsScheduler(BatchScheduler):
 
     def start(self, request: RunRequest, array: Array, made: Submission) -> str:
         while self._left:
-            self.remove(self._left.pop().id, ())
+            with suppress(GpasError):  # it is another user's, for instance: it stays held
+                self.remove(self._left.pop().id, ())
         # A path that is relative, because SLURM's wrapper of qsub gives its words to a shell without quotes.
         after = [array.beside] if array.beside else [place.job for place in array.after]
         words = self.options(request.project, array.first.resources, after)
         return call("qsub", "-N", made.name, *words, "submission.sh", cwd=made.folder).split()[-1]
 
     def ask(self, ids: Sequence[str]) -> dict[str, PbsJob]:
-        found = jobs_in(call("qstat", "-f", *ids))
+        names, found = set(open_names(self.place)), jobs_in(call("qstat", "-f", *ids))
         here = {job.id for job in found.values()}
-        self._waiting = [job for job in found.values() if job.after]
+        # Without ids, all jobs of the server are listed; those of others are not removed.
+        self._waiting = [job for name, job in found.items() if job.after and name in names]
         self._left = [job for job in self._waiting if not here.issuperset(job.after)]
         return {name: job for name, job in found.items() if job not in self._left}
 

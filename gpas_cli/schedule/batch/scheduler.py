@@ -405,7 +405,7 @@ class BatchRun:
         return made, job_id
 
     def _refused(self, error: BatchError, array: Array, done: Submitted) -> GpasError:
-        """Return the error for an array that was refused.
+        """Return the error for an array that was refused, or may have been.
 
         It has the complete reason, the array's cells, the resources they ask for, and the arrays already submitted.
         """
@@ -413,8 +413,8 @@ class BatchRun:
         ours = ("environment", "setup", "python")  # not the system's, and they may contain secrets
         asked = {n: v for n, v in plain(array.first.resources).items() if v != usual[n] and n not in ours}
         words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources"
-        refused = listed([job.id for job in array.jobs], 1)
-        lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; none of it was submitted"]
+        how, end = ("refused", "none of it was submitted") if error.answered else ("unanswered", "see `gpas status`")
+        lines = [str(error), f"{how}: {listed([job.id for job in array.jobs], 1)}, which asks for {{{words}}}; {end}"]
         for batch in done.batches:
             where = f"{batch.name}, {self.scheduler.title} job {batch.job or '(unknown)'}, {batch.elements} elements"
             lines.append(f"submitted before it, and still queued: {where}")

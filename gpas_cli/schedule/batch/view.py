@@ -164,13 +164,14 @@ class BatchView(Scheduler):
     def queue_after(self, claim: Claim) -> Queue | None:
         """Return an answer given after the submitter was seen to be dead: only that proves that a job is missing.
 
-        Return None while the submitter lives. If the system does not answer, the queue is an older one, with its error.
+        Return None while the submitter lives. If the system does not answer, the queue has its error and perhaps older
+        jobs, and this scan does not ask again: each of its stages would wait for the answer.
         """
         if claim.submitter not in self._dead:
             if self.scan.lives_now(claim):
                 return None
             self._dead[claim.submitter] = time.time()
-        if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
+        if not self.queue.error and (not self.queue.own or self.queue.time <= self._dead[claim.submitter]):
             self.queue = self.current(0.0)
         return self.queue
 
@@ -228,7 +229,7 @@ class BatchView(Scheduler):
             return replace(last, state="cancelled", evidence="its job was not started", cause=held, claim=claim)
         # An answer from before the attempt ended does not show that end.
         ended = time.time() - last.age if own and last.age is not None and last.state not in ALIVE else 0.0
-        if self.queue.time < ended:
+        if self.queue.time < ended and not self.queue.error:
             self.queue = self.current(max(0.0, time.time() - ended))
         queue: Queue | None = self.queue
         job = self.job_of(claim)
