@@ -144,7 +144,7 @@ def _values(entry: Entry, name: str) -> list[Label]:
 
 def _fields(entry: Entry) -> dict[str, Any]:
     """Return the tags of the entry and the settings of its cell, with None for a stage that it does not have."""
-    own = entry.cell.to_mapping()
+    own = entry.cell.settings
     return {"tag": entry.tags, **dict.fromkeys(name for name in stage_kinds() if name not in own), **parse.flat(own)}
 
 

@@ -176,8 +176,8 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
     """Return the settings in which shrunk cells differ from the original ones, in the order of a cell."""
     pairs: dict[str, list[tuple[Any, Any]]] = {}
     for old, new in zip(before, after, strict=True):
-        small = flat(new.cell.to_mapping())
-        for name, value in flat(old.cell.to_mapping()).items():
+        small = flat(new.cell.settings)
+        for name, value in flat(old.cell.settings).items():
             pairs.setdefault(name, []).append((value, small.get(name)))
     return [
         ShrunkSetting(name, _distinct(old for old, _ in values), _distinct(new for _, new in values))

@@ -294,6 +294,12 @@ def test_schemes_that_cannot_be_folded_are_named(norm: str) -> None:
     assert reason == "" or SCHEMES[model.scheme].title in reason
 
 
+def test_a_width_that_transformers_refuses_is_named() -> None:
+    size = {"hidden": 30, "ffn": 24, "heads": 4, "layers": 2, "vocab": 300}
+    assert obstacle(parse_model({"size": {**size, "head_dim": 8}})).startswith("its width is no multiple of its heads")
+    assert obstacle(parse_model({"size": {**size, "hidden": 32, "head_dim": 10}})) == ""
+
+
 def test_the_bundled_file_does_not_import_this_package() -> None:
     tree = ast.parse(Bundle("gpas_cli.extensions.export.remote").text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -11,6 +11,7 @@ from goldens import compare_text
 from gpas_cli import __version__
 from gpas_cli.events import TextFacts
 from gpas_cli.extensions.export.card import Comparison, ExportReport, TrainingOrigin, card
+from gpas_cli.extensions.networks.trained_cell import TrainedCell
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 
@@ -44,3 +45,9 @@ def test_the_card_is_that_of_the_golden_file(name: str) -> None:
     text = card(own, origin, written, Path(f"out/{name}"), tokenizer=tokenizer)
     compare_text(f"cards/{name}.md", text.replace(__version__, "VERSION"))
     yaml.safe_load(text.split("---\n", 2)[1])
+
+
+def test_the_card_names_what_the_training_started_from() -> None:
+    before = TrainedCell(cell(gate=None), "first/mix")
+    text = card(replace(cell(), start=before), ORIGIN, WRITTEN, Path("out"), tokenizer=False)
+    assert f"- start: `first/mix, {before.cell.key}`\n" in text

@@ -17,14 +17,17 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import parse_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
+from gpas_cli.grid.select import select
+from gpas_cli.grid.variant import changes, shrink
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.origin.provenance import _start
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import flat
-from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.trunk import unshared
 from gpas_cli.train import checkpoint
 from gpas_cli.train.training import Execution, RunPaths, train
@@ -98,6 +101,14 @@ def test_its_key_is_in_the_key_and_its_name_is_not() -> None:
         {**cell.to_mapping(), "optim": {"lr": 1e-3, "warmup": 0, "steps": 3, "batch": 4, "schedule": "constant"}}
     )
     assert unshared(constant) == "it starts from another training"
+
+
+def test_cells_are_selected_and_shrunk_by_its_name() -> None:
+    found = declared("start: {cell: first/pre}")
+    assert [entry.name for entry in select(found, ["start.cell=first/pre-s1"])] == ["pre-s1", "scalars-s1"]
+    tiny = shrink(found, Tiny("a.jsonl", "b.jsonl", "c.jsonl"), Catalogue())
+    names = [change.setting for change in changes(found, tiny) if change.setting.startswith("start")]
+    assert names == ["start.cell", "start.key"]
 
 
 def test_a_finetuned_cell_is_one_to_start_from_and_later_measurements_are_not() -> None:

@@ -5,6 +5,7 @@ The coordinate check: activations change alike over width in muP, over depth in 
 `gpas theory`: what it prints and refuses.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from saving import save
 
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import Exit, GpasError, InvalidExperiments
+from gpas_cli.extensions.networks.trained_cell import TrainedCell
 from gpas_cli.extensions.theory import command, initialisation
 from gpas_cli.extensions.theory.growth import coordinates, growth, growths, length_law
 from gpas_cli.extensions.theory.initialisation import depth_theory, examine, identity_bounds, own_text
@@ -220,12 +222,14 @@ CASES = [
 ]
 
 
-def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", [None, TrainedCell(coordinates_cell(), "first/pre")], ids=["new", "started"])
+def test_what_is_measured(start: TrainedCell | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New networks of other shapes: also of a cell that starts from another one."""
     monkeypatch.setattr(
         "gpas_cli.extensions.theory.growth._changes",
         lambda coordinates_cell, *_: [coordinates_cell.model.size.hidden] * 4,
     )
-    found = coordinates(coordinates_cell(), tmp_path, tmp_path)
+    found = coordinates(replace(coordinates_cell(), start=start), tmp_path, tmp_path)
     assert {one.at for one in found} == {(32, 64, 128, 256), (4, 8, 16)}
 
 

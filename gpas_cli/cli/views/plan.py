@@ -127,8 +127,7 @@ def render(
     basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files]
     parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
-    parts += [_by_size(planned)]
-    parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
+    parts += [_by_size(planned), *([_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else [])]
     parts += _trunks(planned)
     parts += [_indented(basis)] if basis else []
     parts += _memory(planned)
@@ -202,8 +201,9 @@ def _storage(planned: Plan) -> list[RenderableType]:
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
     costs = [f"{' and '.join(one.gpus)} {one.estimate.gpu_hours:,.3g} GPU-hours" for one in planned.elsewhere]
+    number = max((one.number for one in planned.elsewhere), default=0)
     lines = (f"on GPUs that this machine does not have, with an assumed MFU: {', '.join(costs)}",
-             f"by size, with memory and --price: gpas plan {words} --gpu H100:8")  # fmt: skip
+             f"by size, with memory and --price: gpas plan {words} --gpu H100:{number}")  # fmt: skip
     return [_hanging(lines[0]), _indented(lines[1:])] if costs else []
 
 

@@ -16,6 +16,7 @@ from gpas_cli.events import TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse import flat, plain
+from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.words import one_line
 
 AUTO_CLASS = "AutoModelForCausalLM"  # the class of transformers that loads it
@@ -114,8 +115,8 @@ def _network(cell: Cell, written: ExportReport) -> str:
 
 def _trainings(cell: Cell) -> dict[str, dict[str, Any]]:
     """Return the settings of pretraining and of each later training."""
-    own = cell.to_mapping()
-    pretraining = {name: own[name] for name in ("data", "objective", "optim", "depth", "dropout", "precision", "seed")}
+    own = {**cell.to_mapping(), "start": f"{cell.start.source}, {cell.start.name}" if cell.start else None}
+    pretraining = {name: own[name] for name in ("start", *TRAINING_PARTS)}
     later = {stage.kind.name: plain(stage.parameters) for stage in cell.later if stage.kind.trains}
     return {"pretraining": flat(pretraining), **{name: flat(settings) for name, settings in later.items()}}
 

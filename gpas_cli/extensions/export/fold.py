@@ -46,16 +46,15 @@ def obstacle(model: Model) -> str:
     for layer in range(1, model.size.layers + 1):
         if _without_factors(model.wiring(layer)) != llama.wiring(layer):
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
-    if model.family.qk_norm == "width":
-        return "its queries and keys are normalised over all heads together"
-    if model.family.qk_norm == "head" and model.family.qkv_bias:
-        return "its queries and keys have biases and are normalised"
-    if model.family.tied and model.embed != llama.embed:
-        return "the stages after the embedding change the table, which is the head too"
     same = {name: getattr(llama, name) for name in ("scheme", "norm", "gate", "embed", "init", "parametrisation")}
-    if replace(model, **same) != llama:
-        return "it differs from LLaMA in more than norms, gates and embedding stages"
-    return ""
+    faults = {
+        "its queries and keys are normalised over all heads together": model.family.qk_norm == "width",
+        "its queries and keys have biases and are normalised": model.family.qk_norm == "head" and model.family.qkv_bias,
+        "its width is no multiple of its heads, as LLaMA's is": model.size.hidden % model.size.heads > 0,
+        "stages after the embedding change the table, the head too": model.family.tied and model.embed != llama.embed,
+        "it differs from LLaMA in more than norms, gates and embedding stages": replace(model, **same) != llama,
+    }
+    return next((reason for reason, holds in faults.items() if holds), "")
 
 
 def _without_factors(wiring: Wiring) -> Wiring:

@@ -211,7 +211,7 @@ def _at(cell: Cell, hidden: int, layers: int, how: dict[str, Any]) -> Cell:
         "hidden": hidden, "layers": layers, "heads": hidden * size.heads // size.hidden,
         "ffn": max(1, round(size.ffn * hidden / size.hidden)),
     }  # fmt: skip
-    values = replace(cell, later=()).to_mapping()
+    values = replace(cell, later=(), start=None).to_mapping()
     return cell_from(
         {**values, "size": {**values["size"], **shape}, "depth": "full", "parametrisation": how or "standard"}
     )

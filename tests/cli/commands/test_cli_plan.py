@@ -20,6 +20,13 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     assert sum(line.startswith("large/") for line in lines) == 8
 
 
+def test_the_hint_names_as_many_gpus_as_the_largest_job_asks_for(face: Face) -> None:
+    base = "{size: 71m, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 9, batch: 64}}"
+    face.declare(f"version: 1\ngrids:\n  wide:\n    base: {base}\n    resources: {{gpus: 16, nodes: 2}}\n")
+    assert "gpas plan wide --gpu H100:16" in face("plan", "wide").out
+    assert face("plan", "wide", "--gpu", "H100:16").out.startswith("1 cell: 1 new; 1 job to start")
+
+
 def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
     face.declare(LARGE)
     lines = face("plan").out.splitlines()
