@@ -191,7 +191,7 @@ def other() -> None:
     local._POLL_SECONDS, local._TICK_SECONDS = 0.01, 0.05
     # Neither is read here: copying the code takes 0.3 s, importing the database half a second.
     local.snapshot = lambda runs, project, uses: Snapshot("c0de", runs / ".code/c0de", {})
-    room.ingest = lambda project: ""
+    RunRequest.ingest = lambda self: ""
     words = [word.split(":") for word in sys.argv[2:]]
     project = Project.find(Path(sys.argv[1]), environ={})
     made = Lab(project).scheduler(*(entry(act, int(seed)) for act, seed in words))
