@@ -49,6 +49,7 @@ def test_a_score_has_its_standard_error_in_csv_and_a_text_its_place(tmp_path: Pa
     assert find_place(table_of(texts, tmp_path), place_name("demo[pre,lambada]")).column == 1
 
 
+@pytest.mark.whole
 def test_an_accuracy_after_finetuning_has_the_standard_error_at_its_best_rate() -> None:
     rates = {("mnli", 1e-5): 0.01, ("mnli", 2e-5): 0.02, ("mnli_mm", 2e-5): 0.03, ("sst2", 1e-5): 0.04}
     scores = tuple(score(task, metric=f"acc@{lr:g}", stderr=error) for (task, lr), error in rates.items())
