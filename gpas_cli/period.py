@@ -1,6 +1,11 @@
-"""Limit how often something is done, such as reports of progress. Standard library only."""
+"""How long ago something was, and how often it is done, such as reports of progress. Standard library only."""
 
 import time
+
+
+def seconds_since(moment: float) -> float:
+    """Return the seconds since a unix time, 0 for one that another clock gave and that is still to come."""
+    return max(0.0, time.time() - moment)
 
 
 class Period:

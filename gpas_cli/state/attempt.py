@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from gpas_cli.errors import GpasError, explain
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
 from gpas_cli.files import read_regular
+from gpas_cli.period import seconds_since
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.claims import SILENCE_SECONDS
 from gpas_cli.state.locks import Lock
@@ -138,7 +138,7 @@ def _from_process(attempt: AttemptDir, asked: AttemptRecord, raw: Sequence[bytes
     if held is Lock.HELD:
         doing = "" if next(_newest_first(raw), None) else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
-        return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(asked))
+        return StageStatus(state="running", evidence=evidence, source="lock", age=seconds_since(asked.created))
     here = _host(asked, raw) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
         return _ended(attempt, asked, "the process ended without an outcome, and its exit was not recorded", "lock")
@@ -167,11 +167,11 @@ def _said(attempt: AttemptDir, seen: ExitRecord) -> str:
 def _ended(attempt: AttemptDir, asked: AttemptRecord, evidence: str, source: str) -> StageStatus:
     if cancellation.request_path(attempt.path).exists():
         return StageStatus(state="cancelled", evidence=f"{evidence}, after a request to cancel", source=source)
-    return StageStatus(state="interrupted", evidence=evidence, age=_since_created(asked), source=source)
+    return StageStatus(state="interrupted", evidence=evidence, age=seconds_since(asked.created), source=source)
 
 
 def _from_silence(asked: AttemptRecord, raw: Sequence[bytes]) -> StageStatus:
-    age = _age(_newest_first(raw), _since_created(asked)) or 0.0
+    age = _age(_newest_first(raw), seconds_since(asked.created)) or 0.0
     where = _host(asked, raw) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks cannot be seen from here"
@@ -207,11 +207,7 @@ def lives(attempt: AttemptDir) -> bool:
 
 def _age(newest_first: Iterator[Line], otherwise: float | None) -> float | None:
     newest = next(newest_first, None)
-    return max(0.0, time.time() - newest.t) if newest else otherwise
-
-
-def _since_created(asked: AttemptRecord) -> float:
-    return max(0.0, time.time() - asked.created)
+    return seconds_since(newest.t) if newest else otherwise
 
 
 def attempts_without_progress(runs: Path, key: str) -> int:

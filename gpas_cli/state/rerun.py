@@ -8,6 +8,7 @@ stays valid if the command that made it is killed. It has no effect once a later
 import time
 from pathlib import Path
 
+from gpas_cli.period import seconds_since
 from gpas_cli.store.records import RerunRequest
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, stage_dir, write_record
 
@@ -32,7 +33,7 @@ def superseded(runs: Path, key: str) -> int:
 def age(runs: Path, key: str) -> float:
     """Return the seconds since the request, or since 1970 if there is none. Raises the same errors as `superseded`."""
     request = _read(runs, key)
-    return max(0.0, time.time() - (request.t if request else 0.0))
+    return seconds_since(request.t if request else 0.0)
 
 
 def deciding(runs: Path, key: str) -> list[AttemptDir]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extension import installed
+from gpas_cli.period import seconds_since
 from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state import locks
@@ -141,8 +142,8 @@ class SchedulerView:
             evidence = f"claimed by {claim}, which is alive; {last.evidence}"
             return replace(last, state="running", evidence=evidence, claim=claim)
         before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
-        age = max(0.0, time.time() - claim.time)
-        return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)
+        age, evidence = seconds_since(claim.time), f"claimed by {claim}{before}"
+        return replace(last, state="queued", evidence=evidence, age=age, cause="", claim=claim)
 
 
 def facts_of(view: SchedulerView, key: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpas_cli.errors import GpasError, user_name
+from gpas_cli.period import seconds_since
 from gpas_cli.plan.machine import Cluster
 from gpas_cli.project import Project
 from gpas_cli.schedule.batch import script, submission
@@ -83,6 +84,7 @@ class BatchView(Scheduler):
     name: ClassVar[str]  # of the scheduler
     title: ClassVar[str]  # of the system, in messages
     full: ClassVar[tuple[str, ...]] = ()  # texts of a refusal because of too many jobs, in small letters
+    own_limit: ClassVar[tuple[str, ...]] = ()  # texts of one because of the user's jobs, which may be of other projects
     foreground = False
     machine = staticmethod(Cluster)
 
@@ -230,7 +232,7 @@ class BatchView(Scheduler):
         # An answer from before the attempt ended does not show that end.
         ended = time.time() - last.age if own and last.age is not None and last.state not in ALIVE else 0.0
         if self.queue.time < ended and not self.queue.error:
-            self.queue = self.current(max(0.0, time.time() - ended))
+            self.queue = self.current(seconds_since(ended))
         queue: Queue | None = self.queue
         job = self.job_of(claim)
         if job is None:
@@ -333,8 +335,3 @@ def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
 
 def stale(queue: Queue) -> str:
     return f" {seconds_since(queue.time):.0f} s ago; since then: {queue.error}" if queue.error else ""
-
-
-def seconds_since(moment: float) -> float:
-    """Return the seconds since a unix time."""
-    return max(0.0, time.time() - moment)

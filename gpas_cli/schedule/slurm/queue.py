@@ -30,9 +30,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.period import seconds_since
 from gpas_cli.schedule.batch import submission, view
 from gpas_cli.schedule.batch.submission import Submission
-from gpas_cli.schedule.batch.view import VANISHED, WHOLE, seconds_since
+from gpas_cli.schedule.batch.view import VANISHED, WHOLE
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.schedule.slurm import accounting, client, squeue
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
