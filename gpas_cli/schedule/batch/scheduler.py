@@ -270,8 +270,8 @@ class BatchRun:
     def _any_can_run(self, keys: list[str]) -> bool:
         """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
         states = {key: seen.state for key, seen in self.observed.items()}
-        parents = (self._jobs[key].after for key in keys)
-        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
+        jobs = self._jobs
+        return any(all(states[parent] in (*CLAIMABLE, *ALIVE, "done") for parent in jobs[key].after) for key in keys)
 
     def _submit_again(self) -> None:
         try:
@@ -318,7 +318,7 @@ class BatchRun:
                 try:
                     made, job = self._submit(array, copy(uses=array.first.uses), claims)
                 except BatchError as error:
-                    if not (error.answered and any(words in str(error).lower() for words in self.scheduler.full)):
+                    if not (error.answered and error.says(self.scheduler.full)):
                         raise self._refused(error, array, done) from error
                     pending = self._after_full_queue(array, pending, error, done)
                     continue
@@ -371,7 +371,7 @@ class BatchRun:
         """Return the arrays to submit after one was refused as too many jobs: its halves, or none for now."""
         if len(array.indices) > 1:
             return [*array.halves(), *pending]
-        if not done.batches and not done.followed and "maxsubmit" not in str(error).lower():
+        if not done.batches and not done.followed and not error.says(self.scheduler.own_limit):
             raise error  # a single job is refused for its size, with the same message
         done.left += [job for rest in (array, *pending) for job in rest.jobs]
         done.notes.append(str(error))

@@ -48,6 +48,10 @@ class BatchError(GpasError):
         super().__init__(message)
         self.answered = answered
 
+    def says(self, texts: Collection[str]) -> bool:
+        """Return whether its message has one of the texts, which are in small letters."""
+        return any(text in str(self).lower() for text in texts)
+
 
 @dataclass(frozen=True)
 class ArrayIndex:

@@ -35,6 +35,7 @@ class SlurmScheduler(BatchScheduler):
 
     name, title = SLURM, "SLURM"
     full = ("submit limit", "submitjob", "maxjobcount", "job count limit")
+    own_limit = ("maxsubmit",)
     require = staticmethod(client.require)
     automatic = staticmethod(automatic)
     prepare = staticmethod(with_texts)
