@@ -26,6 +26,7 @@ from gpas_cli.data.tokenizer import Tokenizer, id_bytes
 from gpas_cli.errors import DataError
 
 Ids = NDArray[np.unsignedinteger[Any]]
+ID_TYPES: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (2, 4)}  # by bytes of an id
 # Documents are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
 _GROUP_CHARACTERS = 1_000_000
 _GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
@@ -36,7 +37,7 @@ _Group = list[Document]
 
 def id_type(vocab: int) -> np.dtype[Any]:
     """Return the type of the ids of a vocabulary, in memory and on disk."""
-    return np.dtype(f"<u{id_bytes(vocab)}")
+    return ID_TYPES[id_bytes(vocab)]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
-from gpas_cli.data.encode import EncodedGroup, Ids, encode_group, encode_in_workers, groups, id_type
+from gpas_cli.data.encode import ID_TYPES, EncodedGroup, Ids, encode_group, encode_in_workers, groups, id_type
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
@@ -329,7 +329,7 @@ def read_shard(stem: Path) -> Shard | None:
         if marker is None:
             return None
         counts = (marker["documents"], marker["tokens"], marker["bytes"])
-        kind = {size: np.dtype(f"<u{size}") for size in (2, 4)}[marker.get("id_bytes", 2)]
+        kind = ID_TYPES[marker.get("id_bytes", 2)]
         words = (marker["last"], marker["sha256"])
         if not all(type(n) is int for n in counts) or not all(isinstance(word, str) for word in words):
             return None

@@ -231,9 +231,8 @@ class Expansion:
             self.starts[other.id] = other
             values[START] = {**start, "cell": other.cell.to_mapping(), "source": other.id}
         if values.get(NETWORK, "none") != "none":
-            unread = [
-                name for name in values if name in CELL_PARTS or (name == START and values[name] not in (None, "none"))
-            ]
+            started = [START] if values.get(START) not in (None, "none") else []
+            unread = [*(name for name in values if name in CELL_PARTS), *started]
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
         cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:
@@ -257,8 +256,8 @@ class Expansion:
             fault = f"a cell of {grid.name} cannot start from one of {where}, which needs it; use two grids"
         else:
             found = self.grid(where)
-            own = {id(one): grids[one.declared.grid].axis_names for one in found if one.declared}
-            alike = [one for one in found if rest in (one.name, family_name(own[id(one)], one.axes))]
+            declared = ((one, grids[one.declared.grid].axis_names) for one in found if one.declared)
+            alike = [one for one, axes in declared if rest in (one.name, family_name(axes, one.axes))]
             if chosen := [one for one in alike if one.name == rest or one.cell.seed == seed]:
                 return chosen[0]
             which = f"'{rest}'{f' with seed {seed}' if alike else ''}"

@@ -186,7 +186,7 @@ def plan(
     ]
     jobs_to_start = prepare(fitting.values())
     too_few = [j for j in needed.values() if isinstance(machine, ThisMachine) and j.resources.gpus > len(machine.gpus)]
-    number = max(_NODE_GPUS, *(job.resources.gpus for job in too_few), 0)
+    number = max([_NODE_GPUS, *(job.resources.gpus for job in too_few)])
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),

@@ -156,9 +156,8 @@ class Cell(CellParts):
     @property
     def reads_seed(self) -> bool:
         """Whether more than pretraining's seed may depend on the seed: settings of a later stage, where it starts."""
-        return bool(self.start and self.start.cell) or any(
-            type(stage.parameters).in_cell is not Section.in_cell for stage in self.later
-        )
+        later = any(type(stage.parameters).in_cell is not Section.in_cell for stage in self.later)
+        return later or bool(self.start and self.start.cell)
 
     @cached_property
     def seedless(self) -> Cell:

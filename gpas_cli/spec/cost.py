@@ -36,9 +36,8 @@ MOST_DROPPED = 0.99  # the highest rate of dropout
 MOST_SEED = 2**31 - 1
 
 _WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
-_STREAM_BYTES = {
-    name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS
-}  # of the residual stream
+# Of an element of the residual stream.
+_STREAM_BYTES = {name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS}
 _PRODUCT_BYTES = {name: 4 if name == "fp32" else 2 for name in PRECISIONS}  # per element of the factors of a product
 _AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision, of copies of the matrices
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.

@@ -63,9 +63,8 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK, START)
     for name, value in values.items():
         if name not in known and value is not None:  # records name unset sections of stages that may be gone
-            reason = missing(name)
-            message = reason or f"unknown key '{name}'; {nearest(name, known)}"
-            problems.append(Problem((name,), message, unknown=not reason))
+            why = missing(name)
+            problems.append(Problem((name,), why or f"unknown key '{name}'; {nearest(name, known)}", unknown=not why))
     objective = parse_objective(values.get("objective", CAUSAL.kind), problems)
     faults: list[Problem] = []
     data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, faults)

@@ -99,7 +99,8 @@ def _store(connection: Connection, attempts: Sequence[AttemptDir]) -> list[Store
     # Cells that differ in settings irrelevant to the stage share it: the first attempt's cell describes it.
     numbers = grouped([*rows, *((one.attempt.key, one.attempt.number) for one in new)])
     first = [one.asked for one in new if one.asked and one.attempt.number == min(numbers[one.attempt.key])]
-    _put(connection, StageRow, [_stage_row(asked) for asked in first])
+    facts = ((own, plain({"parents": own.parents, "cell": own.cell})) for own in first)
+    _put(connection, StageRow, [{"key": own.key, "kind": string(own.stage), **more} for own, more in facts])
     _put(connection, AttemptRow, [one.columns for one in new])
     rows |= _rows(connection, [one.attempt for one in new])
     for one in read:
@@ -246,7 +247,3 @@ def _described(attempt: AttemptDir) -> tuple[AttemptRecord, dict[str, Any]]:
     place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative}
     # JSON in a database has no Infinity, although Python reads it.
     return asked, _UNKNOWN | known | named | place | {"axes": plain(asked.axes)}
-
-
-def _stage_row(asked: AttemptRecord) -> dict[str, Any]:
-    return {"key": asked.key, "kind": string(asked.stage), **plain({"parents": asked.parents, "cell": asked.cell})}

@@ -232,9 +232,8 @@ def _fill(connection: Connection, runs: Path) -> Ingested:
     skipped: list[str] = []
     for table in (LayerCurveRow, CurveRow, ScoreRow, MetricRow, AttemptRow, StageRow):
         connection.execute(delete(table))
-    return store(lambda: nullcontext(connection), rundir.all_attempts(runs, skipped)) + Ingested(
-        problems=tuple(skipped)
-    )
+    done = store(lambda: nullcontext(connection), rundir.all_attempts(runs, skipped))
+    return done + Ingested(problems=tuple(skipped))
 
 
 def check(url: str, runs: Path, since: float = math.inf) -> list[_Defect]:

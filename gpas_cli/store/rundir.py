@@ -27,6 +27,7 @@ from gpas_cli.store.records import AttemptRecord, ExitRecord
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
 _R = TypeVar("_R", bound=Record)
+Listing = tuple[list[str], frozenset[str]]  # what `look_in` returns
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
@@ -106,9 +107,6 @@ def forgotten_attempts(runs: Path, key: str) -> list[AttemptDir]:
     names = (name.removeprefix(FORGOTTEN) for name in look_in(stage)[1] if name.startswith(FORGOTTEN))
     numbers = sorted((name for name in names if _NUMBER.fullmatch(name)), key=int)
     return [AttemptDir(stage / f"{FORGOTTEN}{name}") for name in numbers]
-
-
-Listing = tuple[list[str], frozenset[str]]
 
 
 def look_in(stage: Path) -> Listing:

@@ -28,6 +28,7 @@ from gpas_cli.plan.estimate import _equivalent_tokens, _measured_speeds, estimat
 from gpas_cli.plan.machine import Cluster, GpuKind, ThisMachine, _assumed_mfu, named_gpus
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.processor import peak_flops
 from gpas_cli.project import Project
 from gpas_cli.spec.cost import checkpoint_bytes, computed_flops, flops_per_token, parameters
 from gpas_cli.spec.run import Cadence, Resources
@@ -224,6 +225,8 @@ def test_jobs_that_need_more_gpus_than_there_are_are_estimated_on_others(runs: P
     found = made_plan(runs, big, small, machine=here)
     assert [job.resources.gpus for job in found.jobs] == [1]
     assert [cost.gpus for cost in found.elsewhere] == [("A100",), ("H100", "H200"), ("B200",)]
+    for cost in found.elsewhere:  # one estimate stands for each kind of GPU
+        assert len({(peak_flops(name, "bf16"), peak_flops(name, "fp32")) for name in cost.gpus}) == 1
     assert {(cost.number, len(cost.estimate.works)) for cost in found.elsewhere} == {(16, 1)}
     assert made_plan(runs, small, machine=here).elsewhere == ()
     assert made_plan(runs, big, machine=Cluster()).elsewhere == ()

@@ -170,9 +170,8 @@ class PinnedNetwork:
 
     def put_into(self, network: Any, place: Path, emit: Emit) -> None:
         """Replace the weights of an initialised network by its own."""
-        resolve_name("gpas_cli.extensions.networks.start_weights:put_into")(
-            self, network, place, emit
-        )  # which imports torch
+        # This module imports torch.
+        resolve_name("gpas_cli.extensions.networks.start_weights:put_into")(self, network, place, emit)
 
     def with_shape(self, root: Path) -> PinnedNetwork:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""

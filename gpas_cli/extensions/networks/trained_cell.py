@@ -72,9 +72,8 @@ class TrainedCell:
 
     def put_into(self, network: Any, place: Path, emit: Emit) -> None:
         """Replace the weights of an initialised network by those of a checkpoint of its last training."""
-        resolve_name("gpas_cli.extensions.networks.start_weights:put_trained")(
-            self, network, place, emit
-        )  # which imports torch
+        # This module imports torch.
+        resolve_name("gpas_cli.extensions.networks.start_weights:put_trained")(self, network, place, emit)
 
 
 def _tokenized(cell: Cell) -> tuple[object, ...]:
