@@ -50,6 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the working directory, with the pack."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(Path(__file__).with_name("paper"), tmp_path / "paper")
+    for path in (tmp_path / "paper", *(tmp_path / "paper").iterdir()):
+        path.chmod(path.stat().st_mode & ~0o022)  # a checkout may be writable by its group; a plugin in one is not run
     Path("paper/faded.py").write_text(PLUGIN.format(trace="executed"))
     return tmp_path
 
