@@ -231,6 +231,9 @@ def forget(
     if not folders:
         raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
     warn(ingest(project()))
+    if not folders.keys() <= named.keys():  # stages of other cells that build on these
+        declared = entries(experiments().available)
+        named = {stage.key: entry.id for entry in declared for stage in entry.cell.stages} | named
     for key, moved in folders.items():
         done = "restored" if undo else "forgotten"
         say(f"{named.get(key, key)}: {done} ({count(len(moved), 'attempt')})")

@@ -200,7 +200,7 @@ def _storage(planned: Plan) -> list[RenderableType]:
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
-    costs = [f"{' and '.join(one.gpus)} {one.estimate.gpu_hours:,.3g} GPU-hours" for one in planned.elsewhere]
+    costs = [f"{' and '.join(one.gpus)} {occupied(one.estimate.gpu_hours, 0.0)}" for one in planned.elsewhere]
     number = max((one.number for one in planned.elsewhere), default=0)
     lines = (f"on GPUs that this machine does not have, with an assumed MFU: {', '.join(costs)}",
              f"by size, with memory and --price: gpas plan {words} --gpu H100:{number}")  # fmt: skip

@@ -49,7 +49,8 @@ def test_stages_that_build_on_a_forgotten_one_are_forgotten_with_it_and_restored
     assert [stage["key"] for stage in said["stages"]] == [trained.trained.key, trained.key]
     assert states(face, "scored") == {"scored/pre": "missing", "scored/pre-gpas": "done"}
     rebuild(str(face.folder / "gpas.db"), face.runs)
-    face("forget", "scored/pre", "--stage", "pretrain", "--undo")
+    restored = face("forget", "scored/pre", "--stage", "pretrain", "--undo").out
+    assert restored == "scored/pre: restored (1 attempt)\n" * 2
     assert states(face, "scored") == {"scored/pre": "done", "scored/pre-gpas": "done"}
 
 

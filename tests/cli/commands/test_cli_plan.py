@@ -41,7 +41,7 @@ def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
     assert [a100["gpus"], h100["gpus"], b200["gpus"]] == [["A100"], ["H100", "H200"], ["B200"]]
     named = face("plan", "--gpu", "H100:8", "--json").json
     assert {"gpus": ["H100", "H200"], "number": 8, **named["estimate"]} == h100
-    assert f"H100 and H200 {h100['gpu_hours']:,.3g} GPU-hours" in cost
+    assert f"H100 and H200 {60 * h100['gpu_hours']:.0f} GPU-minutes" in cost
     assert named["elsewhere"] == []
 
 
