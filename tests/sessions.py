@@ -1,6 +1,7 @@
 """Sessions: tests as steps in a YAML file, each of which calls a method of an object with the words of the step."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 from cases import tables
 from face import Face
 
+from gpas_cli.errors import Exit
 
-def sessions(file: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that takes each `session` of a file, whose path is in the tests' folder."""
-    return pytest.mark.parametrize("session", [pytest.param(steps, id=name) for name, steps in tables(file).items()])
+
+def sessions(*files: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that takes each `session` of these files, whose paths are in the tests' folder."""
+    found = [pytest.param(steps, id=name) for file in files for name, steps in tables(file).items()]
+    return pytest.mark.parametrize("session", found)
 
 
 def play(actor: object, session: list[Any]) -> None:
@@ -28,22 +32,45 @@ def play(actor: object, session: list[Any]) -> None:
             raise
 
 
+def _texts(of: str | Sequence[str]) -> Sequence[str]:
+    return [of] if isinstance(of, str) else of
+
+
 @dataclass
 class Commands:
     """Steps that every project has."""
 
     face: Face
+    key: str = ""  # for which KEY stands in the words of a command
 
-    def gpas(self, words: str, says: str | list[str] = (), lacks: str = "\0", code: int | None = 0) -> None:
-        """Run a command; in its output, blanks and ends of lines are alike."""
-        done = self.face(*shlex.split(words), expect=code)
-        said = " ".join((done.out + done.err).split())
-        for text in [says] if isinstance(says, str) else says:
-            assert text in said, said
-        assert lacks not in said
+    def gpas(
+        self,
+        words: str,
+        says: str | Sequence[str] = (),
+        lacks: str | Sequence[str] = (),
+        warns: str | Sequence[str] = (),
+        prints: str | None = None,
+        code: int | None = 0,
+    ) -> None:
+        """Run a command and check its output, in which blanks and ends of lines are alike.
+
+        What a command that exits with 2 says is on standard error, what any other says on standard output; `warns`: on
+        standard error too. `prints`: all that it says.
+        """
+        done = self.face(*shlex.split(words.replace("KEY", self.key)), expect=code)
+        out, err = (" ".join(text.split()) for text in (done.out, done.err))
+        said = err if done.code == Exit.USAGE else out
+        assert prints in (None, said), (out, err)
+        assert [text for text in _texts(says) if text not in said] == [], (out, err)
+        assert [text for text in _texts(lacks) if text in out + err] == [], (out, err)
+        assert [text for text in _texts(warns) if text not in err] == [], (out, err)
 
     def edit(self, old: str, to: str) -> None:
         self.face.edit(old, to)
+
+    def remember(self, cell: str, letters: int = 16) -> None:
+        """Remember the first letters of the key of a cell."""
+        self.key = self.face.entry(cell).key[:letters]
 
 
 def agrees(found: object, wanted: object) -> bool:

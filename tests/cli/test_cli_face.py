@@ -202,11 +202,6 @@ def test_init_with_papers_writes_their_grids(face: Face) -> None:
     assert load(face.folder / "experiments.yaml").grids.keys() == SHIPPED.grids.keys()
 
 
-def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
-    key = face.entry("pre-s1").key
-    assert "to select by key, give at least 4 digits" in face("why", key[:2], expect=2).err
-
-
 def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> None:
     (small_disk / "experiments.yaml").write_text("grids: {}\n")
     (small_disk / ".gitignore").write_bytes(b"caf\xe9\n")
@@ -279,13 +274,6 @@ def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change:
     if code is Exit.USAGE:
         assert not list(face.runs.glob("??/*/001"))
         assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
-
-
-def test_anchors_are_declared_under_a_key_of_ones_own(face: Face) -> None:
-    face.declare(EXPERIMENTS + "\nx-common: &common {norm: pre}\n")
-    face("plan")
-    face.declare(EXPERIMENTS + "\ny-common: {norm: pre}\n")
-    assert "unknown key 'y-common'" in face("plan", expect=2).err
 
 
 @pytest.mark.parametrize("command", ["plan", "status --json", "init", "data status"])

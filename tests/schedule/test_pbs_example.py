@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ CLAIM = "{statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: 
 class Pbs(Commands):
     """A project, and a server whose jobs are fakes too."""
 
-    server: Path
+    server: Path = field(kw_only=True)
 
     def run(self, words: str = "", **expected: Any) -> None:
         self.gpas(f"run grid toy --executor pbs --yes {words}", **expected)
@@ -158,7 +158,7 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "hook/sitecustomize.py").write_text(hook)
     monkeypatch.chdir(made.folder)
     server.mkdir()
-    yield Pbs(made, server)
+    yield Pbs(made, server=server)
     (made.folder / "go").touch()
     (server / "stopped").unlink(missing_ok=True)
     if (server / "jobs").exists():

@@ -6,6 +6,8 @@ import pytest
 from cases import file_text
 from face import EXPERIMENTS, TRAINED, Face, end
 
+from gpas_cli.cli.views.plan import _shown
+
 LARGE = file_text("experiments/large.yaml")
 
 
@@ -18,13 +20,6 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     assert "invalid" not in "\n".join(lines)
     assert sum("none can be seen" in line for line in lines) == 2
     assert sum(line.startswith("large/") for line in lines) == 8
-
-
-def test_the_hint_names_as_many_gpus_as_the_largest_job_asks_for(face: Face) -> None:
-    base = "{size: 71m, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 9, batch: 64}}"
-    face.declare(f"version: 1\ngrids:\n  wide:\n    base: {base}\n    resources: {{gpus: 16, nodes: 2}}\n")
-    assert "gpas plan wide --gpu H100:16" in face("plan", "wide").out
-    assert face("plan", "wide", "--gpu", "H100:16").out.startswith("1 cell: 1 new; 1 job to start")
 
 
 def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
@@ -141,12 +136,6 @@ def test_a_plan_warns_of_code_changed_since_a_checkpoint(face: Face) -> None:
     assert "resume: same-code refuses 1 of them" in face("plan").out
 
 
-def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:
-    assert "did you mean 'H100'?" in face("plan", "--gpu", "H100s", expect=2).err
-    assert "--gpu H100" in face("plan", "--mfu", "0.3", expect=2).err
-    assert "--gpu estimates them" in face("plan", "--price", "2").out
-
-
 def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) -> None:
     for path in (face.folder / "text").iterdir():
         path.unlink()
@@ -176,17 +165,6 @@ def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     assert "text/long.txt: the training text is read about " in said
 
 
-OWN_SIZES = file_text("experiments/own_sizes.yaml")
-
-
-def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:
-    face.declare(OWN_SIZES)
-    assert [size["size"] for size in face("plan", "own", "--json").json["sizes"]] == ["mine", "mine-layers6", "broad"]
-    sizes = [size["size"] for size in face("plan", "deeper", "--json").json["sizes"]]
-    assert sizes == ["7 layers, 32 wide", "8 layers, 32 wide"]  # neither is `mine`
-    assert "7 layers, 32 wide" in face("plan", "deeper").out
-
-
 def test_what_does_not_fit_on_the_disk_is_refused(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = next(str(above) for above in (tmp_path, *tmp_path.parents) if above.is_mount())
     (tmp_path / "quota").write_text(f"#!/bin/sh\necho {mount} 100 0 $(cat {tmp_path}/limit)\n")
@@ -205,3 +183,9 @@ def test_what_does_not_fit_on_the_disk_is_refused(face: Face, tmp_path: Path, mo
     assert warning[:20] in face("run", "grid", "--executor", "local", "--yes").out
     (tmp_path / "limit").write_text("0")
     assert "file system" not in face("plan").out
+
+
+def test_values_of_every_grid_can_be_shown() -> None:
+    """Lists of numbers, such as the learning rates of a sweep, are spelled like single ones."""
+    values = [[1e-5, 2e-5, 3e-5, 5e-5], [1000, 7], True, ""]
+    assert _shown(values) == "[1e-05, 2e-05 and 2 more], [1,000, 7], True, ''"
