@@ -13,8 +13,15 @@ from gpas_cli.errors import Exit
 
 
 def sessions(*files: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that takes each `session` of these files, whose paths are in the tests' folder."""
-    found = [pytest.param(steps, id=name) for file in files for name, steps in tables(file).items()]
+    """Return the mark of a test that takes each `session` of these files, whose paths are in the tests' folder.
+
+    A session may begin with the step `marks`, which names its marks.
+    """
+    found = []
+    for name, steps in (item for file in files for item in tables(file).items()):
+        marks = steps[0].get("marks", "").split() if isinstance(steps[0], dict) else []
+        own = steps[1:] if marks else steps
+        found.append(pytest.param(own, id=name, marks=[getattr(pytest.mark, mark) for mark in marks]))
     return pytest.mark.parametrize("session", found)
 
 
@@ -36,12 +43,21 @@ def _texts(of: str | Sequence[str]) -> Sequence[str]:
     return [of] if isinstance(of, str) else of
 
 
+def _at(value: Any, parts: Sequence[str]) -> Any:
+    """Return what is at this place in a JSON document; behind `*`, a list of what each item has there."""
+    for place, part in enumerate(parts):
+        if part == "*":
+            return [_at(one, parts[place + 1 :]) for one in value]
+        value = value[int(part) if isinstance(value, list) else part]
+    return value
+
+
 @dataclass
 class Commands:
     """Steps that every project has."""
 
     face: Face
-    key: str = ""  # for which KEY stands in the words of a command
+    key: str = ""  # for which KEY stands in the words of a command, and in texts that it says
 
     def gpas(
         self,
@@ -57,13 +73,23 @@ class Commands:
         What a command that exits with 2 says is on standard error, what any other says on standard output; `warns`: on
         standard error too. `prints`: all that it says.
         """
-        done = self.face(*shlex.split(words.replace("KEY", self.key)), expect=code)
+        done = self.face(*self._words(words), expect=code)
         out, err = (" ".join(text.split()) for text in (done.out, done.err))
         said = err if done.code == Exit.USAGE else out
         assert prints in (None, said), (out, err)
-        assert [text for text in _texts(says) if text not in said] == [], (out, err)
+        assert [text for text in _texts(says) if text.replace("KEY", self.key) not in said] == [], (out, err)
         assert [text for text in _texts(lacks) if text in out + err] == [], (out, err)
         assert [text for text in _texts(warns) if text not in err] == [], (out, err)
+
+    def json(self, words: str, code: int | None = 0, **wanted: object) -> None:
+        """Check values in the JSON that a command prints, by their places, such as `cells.*.name`."""
+        document = self.face(*self._words(words), "--json", expect=code).json
+        found = {place: _at(document, place.split(".")) for place in wanted}
+        values = {place: v.replace("KEY", self.key) if isinstance(v, str) else v for place, v in wanted.items()}
+        assert all(agrees(found[place], value) for place, value in values.items()), found
+
+    def _words(self, words: str) -> list[str]:
+        return shlex.split(words.replace("KEY", self.key))
 
     def edit(self, old: str, to: str) -> None:
         self.face.edit(old, to)

@@ -12,22 +12,13 @@ import pytest
 from cases import file_text
 from face import START, TRAINED, alive, step
 from scored import finish_cells
-from sessions import Commands, agrees
+from sessions import Commands
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.state.claim_set import ClaimSet, run_again
 from gpas_cli.store.rundir import AttemptDir, attempts
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"
-
-
-def _at(value: Any, parts: Sequence[str]) -> Any:
-    """Return what is at this place in a JSON document; behind `*`, a list of what each item has there."""
-    for place, part in enumerate(parts):
-        if part == "*":
-            return [_at(one, parts[place + 1 :]) for one in value]
-        value = value[int(part) if isinstance(value, list) else part]
-    return value
 
 
 @dataclass
@@ -38,15 +29,9 @@ class Steps(Commands):
     others: ExitStack = field(kw_only=True)  # what other processes hold
     before: dict[str, object] = field(default_factory=dict)  # what `same` and `unchanged` have found
 
-    def json(self, words: str, code: int | None = 0, **wanted: object) -> None:
-        """Check values in the JSON that a command prints, by their places, such as `cells.*.name`."""
-        document = self.face(*shlex.split(words.replace("KEY", self.key)), "--json", expect=code).json
-        found = {place: _at(document, place.split(".")) for place in wanted}
-        assert all(agrees(found[place], value) for place, value in wanted.items()), found
-
-    def states(self, grid: str, **wanted: str) -> None:
-        """Check the states of some cells."""
-        found = {cell["name"]: cell["state"] for cell in self.face("status", grid, "--json").json["cells"]}
+    def states(self, which: str, **wanted: str) -> None:
+        """Check the states of some cells of a grid, or of those that another choice of `gpas status` has."""
+        found = {cell["name"]: cell["state"] for cell in self.face("status", which, "--json").json["cells"]}
         assert found.items() >= wanted.items(), found
 
     def lists(self, words: str, are: Sequence[str]) -> None:
