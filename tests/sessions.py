@@ -94,9 +94,9 @@ class Commands:
     def edit(self, old: str, to: str) -> None:
         self.face.edit(old, to)
 
-    def remember(self, cell: str, letters: int = 16) -> None:
+    def remember(self, cell: str, letters: int = 16, grid: str = "small") -> None:
         """Remember the first letters of the key of a cell."""
-        self.key = self.face.entry(cell).key[:letters]
+        self.key = self.face.entry(cell, grid).key[:letters]
 
 
 def agrees(found: object, wanted: object) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from cases import file_text
-from face import START, TRAINED, alive, step
+from face import FOUR, START, TRAINED, alive, step, tiny
 from scored import finish_cells
 from sessions import Commands
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.state.claim_set import ClaimSet, run_again
-from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"
 
@@ -52,6 +52,12 @@ class Steps(Commands):
     def declare(self, file: str) -> None:
         """Replace the experiments file by this one of the tests' folder."""
         self.face.declare(file_text(file))
+
+    def tiny(self, perplexities: Sequence[float] = (), steps: int = 40, more: str = "") -> None:
+        """Declare the grid `tiny` with what a file has more, and train its cells to these perplexities."""
+        self.face.declare(tiny(FOUR).replace("steps: 40", f"steps: {steps}") + (file_text(more) if more else ""))
+        for entry, perplexity in zip(self.face.cells(), perplexities, strict=False):
+            self.face.trained(entry, perplexity, stop=steps)
 
     def ended(self, name: str, how: str = "done", perplexity: float | None = None, cause: str = "") -> None:
         self.face.ended(name, how, perplexity, cause)
@@ -108,7 +114,28 @@ class Steps(Commands):
         finish_cells(self.face)
 
     def write(self, path: str, text: str) -> None:
-        (self.face.folder / path).write_text(text)
+        file = self.face.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def writable(self, path: str) -> None:
+        """Let every user write to a file."""
+        (self.face.folder / path).chmod(0o666)
+
+    def remove(self, pattern: str) -> None:
+        """Remove the files that match."""
+        for path in self.face.folder.glob(pattern):
+            path.unlink()
+
+    def move(self, path: str, to: str) -> None:
+        (self.face.folder / path).rename(self.face.folder / to)
+
+    def aside(self, name: str) -> None:
+        """Take the run directories of a cell away."""
+        stage_dir(self.face.runs, self.face.entry(name).key).rename(self.face.folder / "aside")
+
+    def back(self, name: str) -> None:
+        (self.face.folder / "aside").rename(stage_dir(self.face.runs, self.face.entry(name).key))
 
     def files(self, pattern: str, are: Sequence[str]) -> None:
         """Check the names of the files that match."""
@@ -118,10 +145,6 @@ class Steps(Commands):
         """Check what the only file that matches begins with."""
         (path,) = self.face.folder.glob(pattern)
         assert path.read_text().startswith(says)
-
-    def unmounted(self) -> None:
-        """Take the folder of run directories away."""
-        self.face.runs.rename(self.face.folder / "unmounted")
 
     def old(self) -> None:
         """Have the run directories that version 1 of the records wrote, and no SLURM."""

@@ -213,16 +213,6 @@ def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> 
     assert (small_disk / ".gitignore").read_bytes().startswith(b"caf\xe9\n/runs/\n")
 
 
-CHECKS = ("doctor", "db check", "data check")
-
-
-def test_a_check_without_findings_exits_with_0(face: Face) -> None:
-    face.ended("pre-s1", "done", 4.5)
-    face("db", "sync")
-    for command in CHECKS:
-        face(*command.split(), expect=Exit.DONE)
-
-
 def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.ended("pre-s1", "done", 4.5)
     face("db", "sync")
@@ -242,18 +232,6 @@ def test_the_meanings_are_in_the_help(face: Face) -> None:
     said = " ".join(face("--help").out.split())
     for code in Exit:
         assert f"{int(code)} {code.meaning.split(':')[0]}" in said
-
-
-def test_doctor_works_outside_a_project(face: Face) -> None:
-    (face.folder / "experiments.yaml").unlink()
-    findings = {finding["what"]: finding for finding in face("doctor", "--json").json["findings"]}
-    assert findings["experiments"]["status"] == "note"
-    assert "gpas init" in findings["experiments"]["remedy"]
-    assert not (face.folder / "runs").exists()
-
-
-def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
-    assert "nowhere.yaml does not exist" in face("-c", "nowhere.yaml", "doctor", expect=Exit.USAGE).err
 
 
 @pytest.mark.parametrize("command", [("plan",), ("run", "grid", "--dry-run"), ("run", "grid")], ids=" ".join)

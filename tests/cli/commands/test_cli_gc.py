@@ -28,14 +28,6 @@ def left(attempt: AttemptDir) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in attempt.checkpoints.iterdir())
 
 
-def test_a_checkpoint_of_several_grids_counts_in_the_one_that_was_started(face: Face) -> None:
-    with_checkpoints(face.recorded(face.entry("pre-s1", "shares"), *TRAINED, ENDED), 2, 4)
-    table = face("gc").out
-    assert re.search(r"shares +6 +20.0 kB .* small", table)
-    assert not re.search(r"^small ", table, re.MULTILINE)
-    assert re.search(r"small +8 +20.0 kB", face("gc", "small").out)
-
-
 def test_checkpoints_that_a_stage_averages_stay_with_the_last_one(face: Face) -> None:
     cadence = replace(face.entry("pre-s1").cadence, keep=(2,))
     done = with_checkpoints(face.recorded(replace(face.entry("pre-s1"), cadence=cadence), *TRAINED, ENDED), 1, 2, 4)

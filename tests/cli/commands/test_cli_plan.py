@@ -75,28 +75,6 @@ def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> No
     assert header.split() == ["size", "parameters", "cells", "jobs", "longest", "total"]
 
 
-@pytest.mark.whole
-def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
-    face.declare(STAGES)
-    lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
-    assert any(line.startswith("pretrain 2 ") and line.endswith(" 1 core, 2G, 0:30:00") for line in lines)
-    assert any(line.startswith("importance 2 ") and line.endswith(" 1 core, 3G, 2:00:00") for line in lines)
-    costs = face("plan", "--executor", "local", "--json").json["stage_costs"]
-    assert [(cost["stage"], cost["jobs"], cost["resources"]["mem"]) for cost in costs] == [
-        ("pretrain", 2, "2G"), ("importance", 2, "3G"),
-    ]  # fmt: skip
-    (cell,) = face("explain", "s1", "--json").json["cells"]
-    assert [stage["resources"]["time"] for stage in cell["stages"]] == ["0:30:00", "2:00:00"]
-    assert "1 core, 3G, 2:00:00" in face("explain", "s1").out
-
-
-@pytest.mark.whole
-def test_a_stage_that_cannot_run_here_is_named(face: Face) -> None:
-    face.declare(STAGES.replace("importance: {time", "importance: {gpus: 1, time"))
-    said = face("plan", "--executor", "local").out
-    assert "2 cells cannot run here: the job of importance asks for 1 GPU" in said
-
-
 def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     face.declare(LARGE)
     said = face("plan", "--gpu", "H100:4", "--price", "2.5", "--json").json
@@ -120,41 +98,6 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     half = face("plan", "--gpu", "H100", "--mfu", "0.2", "--json").json
     full = face("plan", "--gpu", "H100", "--mfu", "0.4", "--json").json
     assert half["estimate"]["gpu_hours"] == pytest.approx(2 * full["estimate"]["gpu_hours"])
-
-
-def test_a_plan_warns_of_code_changed_since_a_checkpoint(face: Face) -> None:
-    left = (("checkpoint", {"step": 2, "path": "x"}), ("outcome", end("interrupted")))
-    made = face.attempt("pre-s1", *left)
-    (made.checkpoints / "step-00000002").mkdir(parents=True)
-    assert "1 cell would resume after the code has changed (from version c0de to " in face("plan").out
-    face.declare(
-        EXPERIMENTS.replace(
-            "    axes:\n      norm: [pre, post]",
-            "    resources: {resume: same-code}\n    axes:\n      norm: [pre, post]",
-        )
-    )
-    assert "resume: same-code refuses 1 of them" in face("plan").out
-
-
-def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) -> None:
-    for path in (face.folder / "text").iterdir():
-        path.unlink()
-    lines = face("plan").out.splitlines()
-    assert lines[0] == "8 cells: 8 cannot run here; no job to start"
-    quoted = '"text/*.txt"'
-    declared = (face.folder / "experiments.yaml").read_text().splitlines()
-    number, line = next((number, line) for number, line in enumerate(declared, start=1) if quoted in line)
-    place = f"experiments.yaml:{number}:{line.index(quoted) + 1}"
-    assert lines[1].startswith(f"8 cells cannot run here: {place}: data.path: no file matches 'text/*.txt' in ")
-    assert face("data", "prepare", expect=2).err.startswith(f"gpas: {place}: data.path: no file matches")
-    said = face("run", "grid", expect=2)
-    assert f"small/pre-s1 and 7 more: {place}: data.path: no file matches 'text/*.txt'" in said.err
-    assert not list(face.runs.glob("??/*/*/attempt.json"))
-    (face.folder / "text").rename(face.folder / "texts")
-    assert "/text, did you mean 'texts'?" in face("train", "pre-s1", expect=2).err
-    said = face("train", "pre-s1", "data.path=texts/x.txt", expect=2).err
-    assert "pre-s1+path-texts_x.txt: data.path=texts/x.txt: data.path: no file matches 'texts/x.txt'" in said
-    assert "8 missing" in face("table").out
 
 
 def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:

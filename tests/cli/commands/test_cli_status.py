@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from face import EXPERIMENTS, START, TRAINED, Face, alive, end, step
 from rich.console import Console, Group
-from scored import finish_cells
 
 from gpas_cli import period
 from gpas_cli.cli import console, selection
@@ -70,18 +69,6 @@ def test_the_brief_view_fits_the_screen(cells: Face, height: int, monkeypatch: p
     lines = drawn.file.getvalue().splitlines()
     assert len(lines) < height or height == 9  # on a smaller screen the first lines have scrolled away
     assert "small/post-s2" in "".join(lines[: height - 1])  # what runs is shown on however small a screen
-
-
-def test_cells_at_different_stages_name_their_results(face: Face) -> None:
-    face.ended("pre-s1", "done", 8.0)
-    finish_cells(face)
-    one = face("status", "scored").out
-    assert re.search(r"cell +key +state +accuracy", one)
-    assert re.search(r"pre-gpas +\w+ +done +46\.00 %", one)
-    several = face("status", "scored", "small", "--sort", "name").out
-    assert re.search(r"cell +key +state +result", several)
-    assert re.search(r"scored/pre-gpas +\w+ +done +accuracy 46\.00 %", several)
-    assert re.search(r"done +perplexity \d", several)
 
 
 def test_a_log_gets_few_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,19 +108,3 @@ def test_the_attempt_that_measured_scores_which_were_taken_over_is_named(face: F
     lines = face("logs", gated.id).out.splitlines()
     taken = [line.partition(", ")[2] for line in lines if "taken over" in line]
     assert taken == [f"taken over from {other}/001", f"taken over from {gone}/012"]
-
-
-def test_the_command_runs_the_cells_of_the_number_and_no_others(face: Face) -> None:
-    number = face("why", "small[post]", "--json").json["numbers"][0]
-    words = number["command"][1:]
-    planned = face(words[0], *words[1:], "--dry-run", "--json").json
-    assert [cell["name"] for cell in planned["cells"]] == ["post-s1", "post-s2"]
-    assert (number["mean"], number["status"], number["other_cells"]) == (None, "missing", 0)
-
-
-def test_what_an_attempt_that_died_at_once_did_not_record_is_left_out(face: Face) -> None:
-    face.attempt("pre-s1")
-    said = face("why", "pre-s1").out.partition("attempt 1")[2]
-    assert "None" not in said
-    assert "when         ?" not in said
-    assert "code" in said
