@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cases import file_text
-from face import FOUR, START, TRAINED, alive, step, tiny
+from face import FOUR, START, TRAINED, Face, alive, step, tiny
 from scored import finish_cells
 from sessions import Commands
 
@@ -19,6 +19,16 @@ from gpas_cli.state.claim_set import ClaimSet, run_again
 from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"
+
+
+def other_project(face: Face) -> Path:
+    """Move the run directories made so far to a folder of another project, and return it."""
+    there = face.folder.parent / "there"
+    there.mkdir()
+    face.runs.rename(there / "runs")
+    for database in face.folder.glob("gpas.db*"):
+        database.unlink()
+    return there
 
 
 @dataclass
@@ -129,6 +139,10 @@ class Steps(Commands):
 
     def move(self, path: str, to: str) -> None:
         (self.face.folder / path).rename(self.face.folder / to)
+
+    def elsewhere(self) -> None:
+        """Let what was made so far be of another project, in ../there."""
+        other_project(self.face)
 
     def aside(self, name: str) -> None:
         """Take the run directories of a cell away."""
