@@ -1,24 +1,33 @@
 """The steps of sessions on a real cluster, with a project whose jobs train."""
 
+import json
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster import Cluster
+from cluster import NODES, Cluster
 from sessions import Commands, agrees
-from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, started, wait
+from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, paused, started, wait
 
 
 @dataclass
 class Life(Commands):
-    """Each method is a step. In the words of a program JOB and ARRAY stand for the first job seen, and its array."""
+    """Each method is a step.
+
+    In the words of a program JOB and ARRAY stand for the first job seen, and its array; NODE and OTHERS for the node
+    that it first ran on, and those beside it.
+    """
 
     face: SlurmToy
     cluster: Cluster = field(kw_only=True)
+    others: ExitStack = field(kw_only=True)  # what ends with the session
     job: str = ""
+    node: str = ""
 
     def project(self, steps: int = 20, **more: Any) -> None:
         """Make a project of two cells."""
@@ -31,6 +40,7 @@ class Life(Commands):
     def started(self, **more: Any) -> None:
         """Make a project of pre-gpas-s1 alone, and wait until its job trains."""
         self.face = started(self.cluster, self.face.folder, **more)
+        self.node = node_of(self.cluster)
 
     def submit(self, words: str = "", **expected: Any) -> None:
         self.gpas(f"run grid --executor slurm --yes {words}", **expected)
@@ -43,7 +53,11 @@ class Life(Commands):
         if "JOB" in words or "ARRAY" in words:
             self.job = self.job or job_of(self.face)
         array = self.job.partition("_")[0]
-        self.cluster.run(*shlex.split(words.replace("JOB", self.job).replace("ARRAY", array)))
+        others = ",".join(node for node in (f"n{i}" for i in range(1, NODES + 1)) if node != self.node)
+        known = {"JOB": self.job, "ARRAY": array, "NODE": self.node, "OTHERS": others}
+        for word, name in known.items():
+            words = words.replace(word, name)
+        self.cluster.run(*shlex.split(words))
 
     def states(self, every: str = "", **wanted: str) -> None:
         found = self.face.states()
@@ -84,15 +98,35 @@ class Life(Commands):
         """Wait until the controller has forgotten all jobs."""
         wait(lambda: not self.cluster.run("squeue", "-h", "-t", "all"), 120)
 
+    def pause(self) -> None:
+        """Stop the process that trains, so that it cannot end before `go`."""
+        self.others.enter_context(paused(self.face))
+
+    def go(self) -> None:
+        self.others.close()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def attempts(self, number: int) -> None:
+        """Wait until there are so many."""
+        wait(lambda: len(self.face.attempts()) == number)
+
+    def superseded(self) -> None:
+        """Wait until the first attempt has ended because of a later one."""
+        path = self.face.attempts()[0] / "exit.json"
+        wait(path.exists)
+        assert json.loads(path.read_text())["superseded"] is True
+
     def down(self, daemon: str) -> None:
-        self.cluster.kill(daemon)
+        self.cluster.kill(daemon.replace("NODE", self.node))
 
     def up(self) -> None:
         self.cluster.up()
 
     def power_off(self) -> None:
-        """Take the power from the node of the only running job."""
-        self.cluster.power_off(node_of(self.cluster))
+        """Take the power from the node of the job."""
+        self.cluster.power_off(self.node)
 
     def nodes(self, wanted: dict[str, str]) -> None:
         """Check findings of `gpas doctor --nodes`: what it is about -> its detail."""

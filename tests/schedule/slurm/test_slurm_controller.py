@@ -150,24 +150,6 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     assert {"150M", "1.953G"} <= set(toy("status", "small", "--usage").out.split())
 
 
-@pytest.mark.release
-def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
-    """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
-    toy = one_cell(cluster, tmp_path / "toy")
-    toy.edit("time: '0:10:00'", "time: ['0:02:00', '0:10:00']")
-    toy.submit()
-    wait(toy.training)
-    with paused(toy):
-        time.sleep(100)
-    wait(lambda: not toy.queue())
-    assert "longer time limit" in toy.said()
-    assert toy.states() == {"pre-gpas-s1": "interrupted"}
-    toy.submit()
-    toy.finish()
-    assert "it reached the time limit of 0:02:00, now 0:10:00" in toy("why", "pre-gpas-s1").out
-    toy.trained_once()
-
-
 def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, tmp_path: Path) -> None:
     """The GPUs of this cluster exist only in its configuration."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="gpus: 1, retries: 2")

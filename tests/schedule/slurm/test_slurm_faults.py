@@ -3,8 +3,8 @@
 F1   a time limit                  test_a_time_limit_shorter_than_the_run_takes_several_requeues
 F2   preemption                    test_slurm_nodes.py
 F3   requeue from outside          test_warned_jobs_save_requeue_and_...; cluster.yaml: jobs requeued or held by others
-F4   split brain                   test_slurm_nodes.py: an_orphan_on_a_node_presumed_dead_is_fenced
-F5   node failure                  test_slurm_nodes.py: a_result_from_a_node_presumed_dead_counts
+F4   split brain                   cluster.yaml: an orphan on a node presumed dead is fenced
+F5   node failure                  cluster.yaml: a result from a node presumed dead counts
 F6   power loss                    cluster.yaml: a node that loses power costs only an attempt
 F7   a node that hangs             test_slurm_nodes.py: a_hanging_node_may_finish_a_job_that_slurm_gave_up
 F8   sbatch's reply is lost        test_slurm_controller.py: an_array_is_found_by_name_when_the_answer_...

@@ -1,6 +1,5 @@
 """Failures of nodes, tasks and disks under real jobs, and preemption: each time one more command completes the grid."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,49 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import NODES, Cluster
+from cluster import Cluster
 from disks import full
 from marks import release_but
-from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, paused, started, wait
+from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, started, wait
 
 pytestmark = pytest.mark.long
-
-
-def test_an_orphan_on_a_node_presumed_dead_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
-    """F4: SLURM starts the job elsewhere while the first copy still runs; the first copy notices, saves and exits."""
-    toy = started(cluster, tmp_path / "toy")
-    node = node_of(cluster)
-    with paused(toy):  # otherwise it might finish before its rival has started
-        cluster.kill(f"slurmd.{node}")
-        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        wait(lambda: len(toy.attempts()) == 2)
-    first = toy.attempts()[0]
-    wait(lambda: (first / "exit.json").exists())
-    assert json.loads((first / "exit.json").read_text())["superseded"] is True
-    assert "attempt 2 has been started" in toy.said()
-    cluster.up()
-    toy.finish_once(2)
-
-
-@pytest.mark.release
-def test_a_result_from_a_node_presumed_dead_counts(cluster: Cluster, tmp_path: Path) -> None:
-    """F5: the orphan finishes while SLURM has its job pending, which then finds nothing left to do."""
-    toy = started(cluster, tmp_path / "toy")
-    node = node_of(cluster)
-    others = ",".join(f"n{i}" for i in range(1, NODES + 1) if f"n{i}" != node)
-    cluster.run("scontrol", "update", f"nodename={others}", "state=drain", "reason=test")
-    with paused(toy):
-        cluster.kill(f"slurmd.{node}")
-        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        wait(lambda: set(toy.queue().values()) == {"PENDING"})
-    toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("queued", "running", "done"))
-    assert set(toy.queue().values()) == {"PENDING"}
-    cluster.run("scontrol", "update", f"nodename={others}", "state=resume")
-    wait(lambda: toy.queue() == {})
-    assert "already has its result" in toy.said()
-    assert toy.states() == {"pre-gpas-s1": "done"}
-    assert len(toy.attempts()) == 1
-    toy.trained_once()
 
 
 def test_a_hanging_node_may_finish_a_job_that_slurm_gave_up(cluster: Cluster, tmp_path: Path) -> None:
