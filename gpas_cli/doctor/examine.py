@@ -33,7 +33,7 @@ def examine(project: Project, *, nodes: bool = False, check: Check | None = None
 
     `check` returns further problems of the experiments file.
     """
-    yield _python()
+    yield Finding("Python", "ok", sys.version.split()[0])
     yield from _torch()
     yield _cores()
     yield _gpus()
@@ -44,12 +44,6 @@ def examine(project: Project, *, nodes: bool = False, check: Check | None = None
     yield _disk(project)
     yield from _files(project)
     yield _database(project)
-
-
-def _python() -> Finding:
-    version = sys.version.split()[0]
-    old = sys.version_info < (3, 11)
-    return Finding("Python", "problem" if old else "ok", version, "use Python 3.11 or newer" if old else "")
 
 
 def _torch() -> Iterator[Finding]:

@@ -92,7 +92,7 @@ class Journal:
         self._fd = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         # Closes the file of a journal that an error leaves behind, too.
         self._release = weakref.finalize(self, os.close, self._fd)
-        self._torn = not _ends_in_newline(path)
+        self._torn = read_regular(path, 1)[0] not in (b"", b"\n")
 
     @property
     def pending(self) -> int:
@@ -288,11 +288,3 @@ def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
     marked = [i for i, line in enumerate(lines) if line.find(mark, 0, _HEAD_BYTES) >= 0]
     dropped = set(marked[1:-count])
     return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines
-
-
-def _ends_in_newline(path: Path) -> bool:
-    with open_regular(path) as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

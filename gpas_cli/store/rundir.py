@@ -143,9 +143,9 @@ def attempt_names(stage: str, skipped: list[str]) -> list[str]:
     return sorted(_folders(stage, _NUMBER, skipped), key=int)
 
 
-def all_stages(runs: Path, skipped: list[str] | None = None) -> Iterator[Path]:
-    """Yield the folder of every stage under `runs`, by key; `skipped` is as for `all_attempts`."""
-    return (stage_dir(runs, key) for key in all_keys(runs, skipped))
+def all_stages(runs: Path) -> Iterator[Path]:
+    """Yield the folder of every stage under `runs`, by key."""
+    return (stage_dir(runs, key) for key in all_keys(runs))
 
 
 def all_keys(runs: Path, skipped: list[str] | None = None) -> Iterator[str]:

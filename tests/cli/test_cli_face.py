@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cases import cases, tables
 from disks import full
-from face import EXPERIMENTS, Face, Said
+from face import Face, Said
 from face import gpas as run
 from shipped import EXPERIMENTS as SHIPPED
 from shipped import cells_of, excerpt
@@ -202,11 +202,6 @@ def test_init_with_papers_writes_their_grids(face: Face) -> None:
     assert load(face.folder / "experiments.yaml").grids.keys() == SHIPPED.grids.keys()
 
 
-def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
-    key = face.entry("pre-s1").key
-    assert "to select by key, give at least 4 digits" in face("why", key[:2], expect=2).err
-
-
 def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> None:
     (small_disk / "experiments.yaml").write_text("grids: {}\n")
     (small_disk / ".gitignore").write_bytes(b"caf\xe9\n")
@@ -216,16 +211,6 @@ def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> 
     assert (small_disk / "experiments.yaml").read_text() == "grids: {}\n"
     run(small_disk, "init", "--force")
     assert (small_disk / ".gitignore").read_bytes().startswith(b"caf\xe9\n/runs/\n")
-
-
-CHECKS = ("doctor", "db check", "data check")
-
-
-def test_a_check_without_findings_exits_with_0(face: Face) -> None:
-    face.ended("pre-s1", "done", 4.5)
-    face("db", "sync")
-    for command in CHECKS:
-        face(*command.split(), expect=Exit.DONE)
 
 
 def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,43 +234,14 @@ def test_the_meanings_are_in_the_help(face: Face) -> None:
         assert f"{int(code)} {code.meaning.split(':')[0]}" in said
 
 
-def test_doctor_works_outside_a_project(face: Face) -> None:
-    (face.folder / "experiments.yaml").unlink()
-    findings = {finding["what"]: finding for finding in face("doctor", "--json").json["findings"]}
-    assert findings["experiments"]["status"] == "note"
-    assert "gpas init" in findings["experiments"]["remedy"]
-    assert not (face.folder / "runs").exists()
-
-
-def test_a_named_file_that_is_not_there_is_a_usage_error(face: Face) -> None:
-    assert "nowhere.yaml does not exist" in face("-c", "nowhere.yaml", "doctor", expect=Exit.USAGE).err
-
-
 @pytest.mark.parametrize("command", [("plan",), ("run", "grid", "--dry-run"), ("run", "grid")], ids=" ".join)
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (("seed: [1, 2]", "seed: [1, 2]"), Exit.DONE),
-        (("batch: 2}}\n    axes:", "batch: 4000}}\n    resources: {gpus: 4000}\n    axes:"), Exit.USAGE),
-        (('path: "text/*.txt"', 'path: "nowhere/*.txt"'), Exit.USAGE),
-        (("data: notes, optim", "data: notes, finetune: {data: nowhere.json}, optim"), Exit.USAGE),
-    ],
-    ids=["possible", "no such GPUs", "no such text", "no such records"],
-)
-def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], change: tuple[str, str], code: Exit) -> None:
-    face.declare(EXPERIMENTS.replace(*change, 1))
-    ends = Exit.DONE if command == ("plan",) else code  # a plan that was printed is a success
+@cases("cli/cases.yaml")
+def test_plan_and_run_say_the_same(face: Face, command: tuple[str, ...], old: str, new: str, problem: str) -> None:
+    face.edit(old, new, 1)
+    ends = Exit.USAGE if problem and command != ("plan",) else Exit.DONE  # a plan that was printed is a success
     said = face(*command, "small", "--where", "seed=1", "--executor", "local", expect=ends)
-    if code is Exit.USAGE:
-        assert not list(face.runs.glob("??/*/001"))
-        assert any(word in said.out + said.err for word in ("nowhere", "4,000 GPU", "4000 GPU"))
-
-
-def test_anchors_are_declared_under_a_key_of_ones_own(face: Face) -> None:
-    face.declare(EXPERIMENTS + "\nx-common: &common {norm: pre}\n")
-    face("plan")
-    face.declare(EXPERIMENTS + "\ny-common: {norm: pre}\n")
-    assert "unknown key 'y-common'" in face("plan", expect=2).err
+    assert problem in said.out + said.err
+    assert not (problem and list(face.runs.glob("??/*/001")))
 
 
 @pytest.mark.parametrize("command", ["plan", "status --json", "init", "data status"])

@@ -8,8 +8,6 @@ from face import FOUR, Face, tiny
 
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.spec.parse_cell import Catalogue
-from gpas_cli.state.claims import Submitter, write_claim
-from gpas_cli.store.rundir import stage_dir
 
 
 @pytest.fixture
@@ -22,62 +20,11 @@ def project(tmp_path: Path) -> Face:
     return made
 
 
-def test_results_that_no_grid_declares_are_listed(project: Face) -> None:
-    assert {cell["state"] for cell in project("status", "--all", "--json").json["cells"]} == {"missing"}
-    cells = project("status", "--undeclared", "--json").json["cells"]
-    assert {cell["name"]: (cell["key"], cell["state"]) for cell in cells} == {
-        name: (key, "done") for name, key in project.old.items()
-    }
-    said = project("status", "--undeclared").out
-    assert "4 cells in runs/ that no grid declares: 4 done" in said
-    assert project.old["gpas-s1"][:8] in said
-    hint = "4 cells that no grid declares: 4 done; `gpas status --undeclared` lists them\n"
-    assert all(project(*words).out.endswith(hint) for words in (["status"], ["status", "tiny", "--where", "seed=1"]))
-    project.edit("steps: 60", "steps: 40")
-    assert "no grid declares" not in project("status").out
-    assert "0 cells in runs/ that no grid declares" in project("status", "--undeclared").out
-
-
-def test_a_key_finds_its_cell_in_every_command(project: Face) -> None:
-    key = project.old["gpas-s1"]
-    why = project("why", key[:8]).out
-    assert f"tiny/gpas-s1  pretrain {key}" in why
-    assert "perplexity 103" in why
-    assert "| printed by the job" in project("logs", key[:8]).out
-    assert "x <- " in project("explain", key[:8]).out
-    assert "has no checkpoint of its pretrain" in project("export", key[:8], "out", expect=2).err
-    assert "is done" in project("cancel", key[:8], "--yes", expect=2).err
-    assert "no cell 'ffffffff'" in project("why", "ffffffff", expect=2).err
-    assert "no cell 'gpas-s3'" in project("why", "gpas-s3", expect=2).err
-
-
 def test_a_key_draws_its_curves(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     key = project.old["gpas-s1"]
     assert project("figure", key[:8], "--what", "loss", "--out", "curve", "--json").json["cells"] == ["tiny/gpas-s1"]
     assert (project.folder / "curve.svg").exists()
-
-
-def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Face) -> None:
-    project.edit("steps: 60", "steps: 90")
-    cell = project.cells()[0]
-    waiting = project.waiting(cell)
-    (waiting.path / "exit.json").write_text('{"code": 75, "signal": null}')
-    project.edit("steps: 90", "steps: 60")
-    submitter = Submitter(project.runs)
-    try:
-        write_claim(project.runs, cell.key, submitter)
-        said = project("status").out
-        hint = "5 cells that no grid declares: 4 done, 1 queued; `gpas status --undeclared` lists them, `gpas cancel"
-        assert hint in said
-        states = {
-            c["key"]: c["state"] for c in project("status", "--undeclared", "--state", "queued", "--json").json["cells"]
-        }
-        assert states == {cell.key: "queued"}
-        project("cancel", cell.key[:8], "--yes")
-        assert (stage_dir(project.runs, cell.key) / "cancel.json").exists()
-    finally:
-        submitter.close()
 
 
 def test_a_cell_that_cannot_be_read_is_left_out(project: Face) -> None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ CLAIM = "{statement: GPAS helps., grids: [toy], subject: {gate: gpas}, against: 
 class Pbs(Commands):
     """A project, and a server whose jobs are fakes too."""
 
-    server: Path
+    server: Path = field(kw_only=True)
 
     def run(self, words: str = "", **expected: Any) -> None:
         self.gpas(f"run grid toy --executor pbs --yes {words}", **expected)
@@ -85,6 +85,12 @@ class Pbs(Commands):
 
     def start(self) -> None:
         (self.server / "stopped").unlink()
+
+    def crash(self) -> None:
+        """Kill the program of the only running job, so that nobody records how its process ends."""
+        (job,) = (path for path in self.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] == "R")
+        kill(json.loads(job.read_text())["pid"])
+        until(lambda: json.loads(job.read_text())["state"] == "F")
 
     def lose(self, number: int) -> None:
         (self.server / f"jobs/{number}.json").unlink()
@@ -158,7 +164,7 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "hook/sitecustomize.py").write_text(hook)
     monkeypatch.chdir(made.folder)
     server.mkdir()
-    yield Pbs(made, server)
+    yield Pbs(made, server=server)
     (made.folder / "go").touch()
     (server / "stopped").unlink(missing_ok=True)
     if (server / "jobs").exists():
@@ -168,31 +174,6 @@ def pbs(gpas_pbs: None, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @sessions("schedule/pbs.yaml")
 def test_a_session(pbs: Pbs, session: list[Any]) -> None:
     play(pbs, session)
-
-
-def test_a_killed_job_runs_again_and_so_does_one_that_pbs_has_lost(pbs: Pbs) -> None:
-    pbs.acts({"s1": "killed", "s2": "wait"})
-    pbs.run()
-    pbs.until(["failed", "running"])
-    pbs.begun("s2")
-    assert len(attempts(pbs.face.runs, pbs.face.entry("s1", "toy").key)) == 3
-    assert "3 attempts in a row made no progress" in pbs.cells()[0]["cause"]
-    (job,) = (path for path in pbs.server.glob("jobs/*.json") if json.loads(path.read_text())["state"] == "R")
-    kill(json.loads(job.read_text())["pid"])  # the program of the job: nobody records how its process ends
-    until(lambda: json.loads(job.read_text())["state"] == "F")
-    pbs.until(["failed", "interrupted"])
-    pbs.stop()
-    pbs.acts({})
-    pbs.run(says="1 job submitted")
-    pbs.lose(2)
-    (_, cell) = pbs.cells()
-    assert (cell["state"], cell["cause"]) == (
-        "interrupted", f"PBS does not know {pbs.places()[-1].name}[0]; the next `gpas run grid` submits it",
-    )  # fmt: skip
-    pbs.start()
-    pbs.run("--wait", code=None)
-    pbs.gpas("retry --executor pbs --wait", says="1 done")
-    pbs.states(["done", "done"])
 
 
 def test_pbs_that_does_not_answer_changes_nothing(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:

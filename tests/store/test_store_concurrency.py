@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from dumps import dump
 from life import OTHER, Connect, Life
 from sqlalchemy import Engine, text
@@ -216,20 +217,11 @@ def test_run_directories_that_begin_anew_keep_their_database(connect: Connect, u
     assert owner.recorded(engine) == before == owner.of(life.runs)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "across_hosts", "same"),
-    [
-        (_Owner("a", "h", "/x"), _Owner("a", "i", "/y"), True, True),
-        (_Owner("a", "h", "/x"), _Owner("b", "h", "/x"), False, False),
-        (_Owner("a", "h", "/x"), _Owner("", "h", "/x"), True, True),
-        (_Owner("a", "h", "/x"), _Owner("", "i", "/x"), True, False),
-        (_Owner("a", "h", "/x"), _Owner("", "i", "/x"), False, True),
-        (_Owner("", "h", "/x"), _Owner("", "h", "/y"), False, False),
-    ],
-)
-def test_projects_are_distinguished(one: _Owner, other: _Owner, across_hosts: bool, same: bool) -> None:
-    assert one.is_same(other, across_hosts=across_hosts) is same
-    assert other.is_same(one, across_hosts=across_hosts) is same
+@cases("store/cases.yaml")
+def test_projects_are_distinguished(one: list[str], other: list[str], across_hosts: bool, same: bool) -> None:
+    """Each project is its id, its host and its folder."""
+    assert _Owner(*one).is_same(_Owner(*other), across_hosts=across_hosts) is same
+    assert _Owner(*other).is_same(_Owner(*one), across_hosts=across_hosts) is same
 
 
 def test_rivals_agree_on_one_id(connect: Connect, life: Life, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
-from gpas_cli.files import open_regular
+from gpas_cli.files import open_regular, read_regular
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.view import SchedulerView, facts_of
@@ -121,11 +120,8 @@ class AttemptLog:
 def _near_end(path: Path, span: int) -> int:
     """Return the offset of the first whole line within the last `span` bytes of a file."""
     try:
-        with open_regular(path) as file:
-            start = file.seek(0, os.SEEK_END) - span
-            if start <= 0:
-                return 0
-            file.seek(start)
-            return start + len(file.readline())
+        data, start = read_regular(path, span)
     except FileNotFoundError:
         return 0
+    head, newline, _ = data.partition(b"\n")
+    return start + len(head + newline) if start else 0

@@ -1,38 +1,23 @@
-"""`gpas table --value speedup`, `--best` and claims about a speed-up, in a project with recorded curves."""
+"""`gpas figure convergence`, `gpas table --best` and claims about a speed-up, in a project with recorded curves."""
 
 from pathlib import Path
 
 import pytest
 from cases import file_text
-from face import FOUR, Face, gpas, tiny
+from face import FOUR, Face, tiny
 
 from gpas_cli.report import query
-
-CLAIMS = file_text("experiments/faster.yaml")
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Face:
     """Return a project in which the gate lowers the loss from 10 to 9, and with it all of the curve."""
-    return of_losses(tmp_path / "project", {"gpas-s1": 90.0, "gpas-s2": 90.0})
-
-
-def of_losses(folder: Path, gated: dict[str, float]) -> Face:
-    """Return a project of trainings of 400 updates whose bases end with 101 and 102."""
-    made = Face(folder, tiny(FOUR).replace("steps: 40", "steps: 400") + CLAIMS)
-    for entry in made.cells():
-        made.trained(entry, gated.get(entry.name, 100.0 + entry.axes["seed"]), stop=400)
+    made = Face(
+        tmp_path / "project", tiny(FOUR).replace("steps: 40", "steps: 400") + file_text("experiments/faster.yaml")
+    )
+    for entry, perplexity in zip(made.cells(), (101.0, 102.0, 90.0, 90.0), strict=True):
+        made.trained(entry, perplexity, stop=400)
     return made
-
-
-def test_a_method_that_is_below_its_base_from_the_start_is_as_many_times_faster(project: Face) -> None:
-    base, gated = project("table", "--value", "speedup", "--value", "updates_to", "--json").json["rows"]
-    assert [cell["mean"] for cell in base["cells"]] == [1.0, 400.0]
-    speedup, updates = gated["cells"]
-    assert (speedup["mean"], updates["mean"]) == (20.0, 20.0)
-    assert speedup["delta"]["n"] == 2
-    said = project("table", "--value", "speedup").out
-    assert "speedup: until the base's final training loss, a mean over 5 % of the updates; medians over seeds" in said
 
 
 def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(project: Face) -> None:
@@ -63,44 +48,6 @@ def test_the_curves_of_a_claim_are_read_once(project: Face, monkeypatch: pytest.
     # 20 times as fast: at update 20 of 400, the first after the window of the mean
     assert [(part["n"], part["effect"]) for part in claim["parts"]] == [(1, 19.0), (1, 19.0)]
     assert read == ["mean_loss"]
-
-
-def test_a_run_that_never_gets_there_is_later_than_its_end(tmp_path: Path) -> None:
-    """One of two never arrives: the median is unknown, and only signs count."""
-    made = of_losses(tmp_path / "project", {"gpas-s1": 90.0, "gpas-s2": 110.0})
-    (_, gated) = made("table", "--value", "speedup", "--value", "updates_to", "--json").json["rows"]
-    assert [cell["mean"] for cell in gated["cells"]] == [0.0, "inf"]
-    (part,) = made("claims", "faster", "--json").json["claims"][0]["parts"]
-    assert (part["test"], part["effect"]) == ("sign", -1.0)
-    assert [seed["effect"] for seed in part["seeds"]] == [19.0, "-inf"]
-    said = made("claims", "faster").out
-    assert "never" in said
-    assert "a run diverged or never got there, so that only signs count" in said
-
-
-def test_short_trainings_have_no_speed_up(tmp_path: Path) -> None:
-    made = Face(tmp_path / "project", tiny(FOUR) + CLAIMS)
-    for entry in made.cells():
-        made.trained(entry, 90.0)
-    said = made("table", "--value", "speedup", expect=2).err
-    assert "the mean loss over 5 % of the 40 updates of tiny/s1 is noise" in said
-    assert "speedup need trainings of 400 updates or more" in said
-    assert "tiny/s1 is noise" in made("claims", "faster").out
-
-
-@pytest.mark.whole
-def test_what_is_derived_is_neither_declared_nor_tuned(project: Face) -> None:
-    project.edit(
-        "    against: {gate: none}\n    value: speedup\n    expect: higher",
-        "    value: speedup\n    expect: {above: 1}",
-    )
-    assert "'speedup' compares a cell with its base; add `against`" in project("plan", expect=2).err
-    project.declare(tiny(FOUR).replace("title: Tiny,", "title: Tiny, value: speedup,"))
-    assert "is computed on request: gpas table tiny --value speedup" in project("plan", expect=2).err
-    project.declare(tiny(FOUR).replace("seed: [1, 2]", "seed: [1, 2], optim.lr: [1e-3, 2e-3]"))
-    said = gpas(project.folder, "table", "--best", "optim.lr", "--value", "speedup", expect=2).err
-    assert "the best optim.lr is chosen by a result of the training" in said
-    assert "select one: --where optim.lr=0.001" in said
 
 
 def test_the_best_of_an_axis_and_its_envelope(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`gpas data`: a corpus of the user's own, tokenised by two processes."""
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -89,67 +90,45 @@ def test_a_text_is_called_by_its_name(face: Face, monkeypatch: pytest.MonkeyPatc
     assert "is tokenised first" not in face("plan", "mine").out
 
 
-def test_a_byte_that_changed_is_found_and_made_again(folder: Path) -> None:
-    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    code, out, _ = gpas(folder, "check")
-    assert (code, "No damage found (token caches: 1)" in out) == (0, True)
-    (shard,) = folder.glob("cache/tokens/*/train/00000.bin")
-    sound = shard.read_bytes()
-    shard.write_bytes(bytes([sound[0] ^ 1]) + sound[1:])
-    code, out, _ = gpas(folder, "check")
-    assert code == 4
-    assert f"{shard.with_suffix('')} is damaged" in out
-    code, out, _ = gpas(folder, "check", "--json")
-    marker = shard.with_suffix(".json")
-    assert (code, json.loads(out)["damaged"]) == (4, [str(marker)])
-    code, out, _ = gpas(folder, "prepare", "--workers", "1")
-    assert (code, f"{shard.with_suffix('')} is damaged and is rebuilt" in out) == (0, True)
-    assert shard.read_bytes() == sound
-    shard.write_bytes(sound[:-2])  # too short: jobs make such a shard again by themselves
-    assert gpas(folder, "check")[0] == 4
-    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    assert gpas(folder, "check")[0] == 0
+def with_fields(**fields: object) -> Callable[[bytes], bytes]:
+    return lambda content: json.dumps(json.loads(content) | fields).encode()
 
 
-def deep(content: bytes) -> bytes:
-    return b"[" * 100_000
-
-
-def flipped(content: bytes) -> bytes:
-    return content.replace(b'"vocab": 300', b'"vocab": 301')
+SPEC, SHARD, MARKER = "spec.json", "train/00000.bin", "train/00000.json"
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [flipped, deep, lambda content: b"\0" * len(content), lambda content: b'{"source": NaN}', lambda content: b"{}"],
-    ids=["a flipped bit", "deep JSON", "NUL", "NaN", "nothing in it"],
+    ("file", "damage"),
+    [
+        (SPEC, lambda content: content.replace(b'"vocab": 300', b'"vocab": 301')),
+        (SPEC, lambda content: b"\0" * len(content)),
+        *((SPEC, lambda _, text=text: text) for text in (b"[" * 100_000, b'{"source": NaN}', b"{}")),
+        (SHARD, lambda content: bytes([content[0] ^ 1]) + content[1:]),
+        (SHARD, lambda content: content[:-2]),
+        *((MARKER, with_fields(documents=number)) for number in ("1", math.inf)),
+        *((MARKER, lambda _, text=text: text) for text in (b"[" * 100_000, b"\0")),
+    ],
 )
-def test_a_damaged_description_is_reported_and_written_again(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damage_is_reported_and_made_good(folder: Path, file: str, damage: Callable[[bytes], bytes]) -> None:
     assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    (spec,) = folder.glob("cache/tokens/*/spec.json")
-    sound = spec.read_bytes()
-    spec.write_bytes(damage(sound))
+    (path,) = folder.glob(f"cache/tokens/*/{file}")
+    sound = path.read_bytes()
+    harmed = damage(sound)
+    path.write_bytes(harmed)
+    says = f"{path} is missing or damaged" if file == SPEC else f"{path.with_suffix('')} is damaged"
     code, out, err = gpas(folder, "status")
-    assert (code, f"{spec} is missing or damaged" in out, err) == (0, True, "")
+    assert (code, says in out, err) == (0, file == SPEC, "")
     code, out, err = gpas(folder, "check")
-    assert (code, f"- {spec} is missing or damaged" in out, err) == (4, True, "")
-    assert json.loads(gpas(folder, "check", "--json")[1])["undescribed"] == [str(spec)]
-    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    assert spec.read_bytes() == sound
-    assert gpas(folder, "check")[0] == 0
-
-
-@pytest.mark.parametrize("marker", ['{"documents": "1"}', "[" * 100_000, "\0", '{"documents": 1e999}'])
-def test_a_crafted_marker_is_reported(folder: Path, marker: str) -> None:
-    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    (path,) = folder.glob("cache/tokens/*/train/00000.json")
-    whole = json.loads(path.read_bytes())
-    path.write_text(json.dumps(whole | json.loads(marker)) if marker.startswith("{") else marker)
-    assert gpas(folder, "status")[0] == 0
-    code, out, err = gpas(folder, "check")
-    assert (code, f"{path.with_suffix('')} is damaged" in out, err) == (4, True, "")
-    assert gpas(folder, "prepare", "--workers", "1")[0] == 0
-    assert json.loads(path.read_bytes()) == whole
+    assert (code, says in out, err) == (4, True, "")
+    code, out, _ = gpas(folder, "check", "--json")
+    listed = json.loads(out)["undescribed" if file == SPEC else "damaged"]
+    assert (code, listed) == (4, [str(path.with_suffix(".json"))])
+    code, out, _ = gpas(folder, "prepare", "--workers", "1")
+    unnoticed = file == SHARD and len(harmed) == len(sound)  # jobs make what is too short again by themselves
+    assert (code, f"{says} and is rebuilt" in out) == (0, unnoticed)
+    assert path.read_bytes() == sound
+    code, out, _ = gpas(folder, "check")
+    assert (code, "No damage found (token caches: 1)" in out) == (0, True)
 
 
 @pytest.mark.long

@@ -6,21 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_steps import other_project
 from face import TRAINED, Face, end
 
 from gpas_cli.store.rundir import all_stages, attempts, stage_dir
 
 IN_JOURNAL = ("outcome", end("done", metrics={"perplexity": 8.0, "train_seconds": 2.0}))
-
-
-def other_project(face: Face) -> Path:
-    """Move the run directories made so far to a folder of another project, and return it."""
-    there = face.folder.parent / "there"
-    there.mkdir()
-    face.runs.rename(there / "runs")
-    for database in face.folder.glob("gpas.db*"):
-        database.unlink()
-    return there
 
 
 def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
@@ -61,17 +52,6 @@ def test_values_that_an_earlier_version_recorded_are_not_copied(face: Face) -> N
     assert "S3CRETTOK" not in text
 
 
-def test_checkpoints_travel_on_request_and_a_dry_run_copies_nothing(face: Face) -> None:
-    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
-    (done.path / "checkpoints").mkdir()
-    (done.path / "checkpoints/weights").write_bytes(b"1234")
-    there = other_project(face)
-    assert "Would copy 1 stage with 1 attempt" in face("db", "merge", str(there), "-n").out
-    assert not stage_dir(face.runs, done.key).exists()
-    face("db", "merge", str(there), "--checkpoints")
-    assert (attempts(face.runs, done.key)[0].path / "checkpoints/weights").read_bytes() == b"1234"
-
-
 def test_a_tree_without_an_end_is_copied_to_a_depth(face: Face) -> None:
     done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
     bottom = done.path.joinpath(*["d"] * 40)
@@ -91,18 +71,6 @@ def test_a_file_without_blocks_that_is_larger_than_the_disk_is_not_copied(face: 
     there = other_project(face)
     assert "has 4.4 TB, and " in face("db", "merge", str(there), expect=4).out
     assert attempts(face.runs, done.key) == []
-
-
-def test_a_result_that_is_here_is_kept_and_compared(face: Face) -> None:
-    face.ended("pre-s1", "done", 8.0)
-    face.ended("pre-s2", "done", 4.0)
-    there = other_project(face)
-    face.attempt("pre-s1", *TRAINED, ("outcome", end("done", metrics={"perplexity": 8.0, "loss": 1.5})), log="other\n")
-    face.attempt("pre-s2", *TRAINED, ("outcome", end("done", metrics={"perplexity": 5.0, "loss": 1.5})), log="other\n")
-    said = face("db", "merge", str(there))
-    assert "Have the same result here: small/pre-s1" in said.out
-    assert "small/pre-s2: kept the result here, perplexity 5; the other one has 4" in said.out
-    assert "5.00" in face("table", "--where", "seed=2").out
 
 
 def test_what_cannot_be_merged_is_said(face: Face) -> None:

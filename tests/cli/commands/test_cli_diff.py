@@ -7,7 +7,6 @@ import pytest
 from face import START, TRAINED, Face, end, step
 from test_cli_schema import check
 
-from gpas_cli.errors import Exit
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 
@@ -55,17 +54,6 @@ def test_a_copy_of_the_code_that_is_gone_is_said(trained: Face) -> None:
     assert "code c0de -> beef: a copy is gone" in trained("diff", "pre-s1", "pre-gpas-s1").out
 
 
-def test_two_attempts_of_a_cell_are_compared(face: Face) -> None:
-    face.attempt("pre-s1", *TRAINED[:4], ("step", step(3, loss=4.1)), ("outcome", end("failed", cause="no luck")))
-    face.ended("pre-s1", "done", 5.0)
-    document = face("diff", "pre-s1@1", "pre-s1@2", "--json", expect=Exit.INCOMPLETE).json
-    assert document["settings"] == []
-    stage = document["stages"][0]
-    assert (stage["a"]["outcome"], stage["b"]["outcome"]) == ("failed", "done")
-    assert [curve["points"] for curve in stage["curves"] if curve["name"] == "loss"] == [[2, 2]]
-    assert "it has 1, 2" in face("diff", "pre-s1@3", "pre-s1", expect=Exit.USAGE).err
-
-
 def test_the_same_cell_of_two_projects_is_compared(trained: Face, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained.folder, copy)
@@ -79,12 +67,3 @@ def test_the_same_cell_of_two_projects_is_compared(trained: Face, tmp_path: Path
     theirs = theirs.replace("    include: [{grid: small, where: {norm: pre}}]\n", "").replace("[lns]", "[pre]")
     (copy / "experiments.yaml").write_text(theirs)
     assert trained("diff", "pre-s1", "--in", str(copy), "--json").json["b"] == "small/pre-s1"
-
-
-def test_what_cannot_be_compared_is_said(face: Face) -> None:
-    assert "has not been run" in face("diff", "pre-s1", "pre-s2", expect=Exit.USAGE).err
-    face.ended("pre-s1", "done", 5.0)
-    said = face("diff", "pre-s1", "pre-s2", expect=Exit.USAGE).err
-    assert "no stage to compare: small/pre-s1 has been run and small/pre-s2 has not been run" in said
-    assert "name a second cell" in face("diff", "pre-s1", expect=Exit.USAGE).err
-    assert "does not exist" in face("diff", "pre-s1", "--in", "nowhere", expect=Exit.USAGE).err

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from attempts import attempt_at
 from face import TRAINED, Face, end
@@ -29,34 +28,6 @@ def left(attempt: AttemptDir) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in attempt.checkpoints.iterdir())
 
 
-def test_without_delete_nothing_is_deleted(face: Face) -> None:
-    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
-    said = face("gc", "small")
-    assert re.search(r"small +8 +20.0 kB", said.out)
-    assert "1 checkpoint (10.0 kB) can be deleted" in said.out
-    assert left(done) == [2, 4]
-
-
-def test_a_checkpoint_of_several_grids_counts_in_the_one_that_was_started(face: Face) -> None:
-    with_checkpoints(face.recorded(face.entry("pre-s1", "shares"), *TRAINED, ENDED), 2, 4)
-    table = face("gc").out
-    assert re.search(r"shares +6 +20.0 kB .* small", table)
-    assert not re.search(r"^small ", table, re.MULTILINE)
-    assert re.search(r"small +8 +20.0 kB", face("gc", "small").out)
-
-
-def test_all_but_the_last_checkpoint_of_a_result_goes_and_what_may_be_resumed_stays(face: Face) -> None:
-    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
-    diverged = with_checkpoints(face.ended("pre-s2", "diverged"), 2)
-    failed = with_checkpoints(face.ended("post-s1", "failed"), 2)
-    stopped = with_checkpoints(face.ended("post-s2", "interrupted"), 2)
-    assert "Deleted 20.0 kB." in face("gc", "--delete", "--yes").out
-    assert [left(one) for one in (done, diverged, failed, stopped)] == [[4], [], [2], [2]]
-    face("gc", "--rule", "failed", "--rule", "finished", "--delete", "--yes")
-    assert [left(one) for one in (done, failed, stopped)] == [[], [], [2]]
-    assert "8.00" in face("table").out
-
-
 def test_checkpoints_that_a_stage_averages_stay_with_the_last_one(face: Face) -> None:
     cadence = replace(face.entry("pre-s1").cadence, keep=(2,))
     done = with_checkpoints(face.recorded(replace(face.entry("pre-s1"), cadence=cadence), *TRAINED, ENDED), 1, 2, 4)
@@ -64,13 +35,6 @@ def test_checkpoints_that_a_stage_averages_stay_with_the_last_one(face: Face) ->
     assert left(done) == [2, 4]
     face("gc", "--rule", "finished", "--delete", "--yes")
     assert left(done) == []
-
-
-def test_checkpoints_of_forgotten_results_go(face: Face) -> None:
-    done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 4)
-    face("forget", "small/pre-s1", "--yes")
-    face("gc", "--delete", "--yes")
-    assert not list(Path(done.path.with_name(".forgotten-001") / "checkpoints").iterdir())
 
 
 def test_a_training_that_an_unfinished_stage_builds_on_keeps_its_last_checkpoint(face: Face) -> None:
@@ -83,13 +47,6 @@ def test_a_training_that_an_unfinished_stage_builds_on_keeps_its_last_checkpoint
     attempt_at(face.runs, second, [*trained, event_of({"kind": "outcome", **end("done")})], place=1)
     face("gc", "scored", "--rule", "finished", "--delete", "--yes")
     assert (left(needed), left(spare)) == ([4], [])
-
-
-def test_age_and_unknown_rules(face: Face) -> None:
-    with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
-    said = face("gc", "--older-than", "1", "--json").json
-    assert [use["removable"] for use in said["stages"] if use["removable"]] == []
-    assert "unknown rule 'finishd'; did you mean 'finished'?" in face("gc", "--rule", "finishd", expect=2).err
 
 
 def test_a_cell_of_settings_counts_in_no_grid(face: Face) -> None:

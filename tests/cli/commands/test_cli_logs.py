@@ -47,10 +47,6 @@ def test_events_stay_raw(face: Face) -> None:
     assert [event["n"] for event in events] == list(range(10))
 
 
-def test_a_cell_that_was_never_started(face: Face) -> None:
-    assert "`gpas run grid small` runs it" in face("logs", "pre-s1").out
-
-
 def test_ctrl_c_exits_quietly(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     face.attempt("pre-s1", ("start", START))
 

@@ -6,6 +6,8 @@ import pytest
 from cases import file_text
 from face import EXPERIMENTS, TRAINED, Face, end
 
+from gpas_cli.cli.views.plan import _shown
+
 LARGE = file_text("experiments/large.yaml")
 
 
@@ -18,13 +20,6 @@ def test_cells_that_cannot_run_here_are_grouped_by_reason(face: Face) -> None:
     assert "invalid" not in "\n".join(lines)
     assert sum("none can be seen" in line for line in lines) == 2
     assert sum(line.startswith("large/") for line in lines) == 8
-
-
-def test_the_hint_names_as_many_gpus_as_the_largest_job_asks_for(face: Face) -> None:
-    base = "{size: 71m, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 9, batch: 64}}"
-    face.declare(f"version: 1\ngrids:\n  wide:\n    base: {base}\n    resources: {{gpus: 16, nodes: 2}}\n")
-    assert "gpas plan wide --gpu H100:16" in face("plan", "wide").out
-    assert face("plan", "wide", "--gpu", "H100:16").out.startswith("1 cell: 1 new; 1 job to start")
 
 
 def test_a_machine_without_gpus_estimates_on_common_ones(face: Face) -> None:
@@ -80,28 +75,6 @@ def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> No
     assert header.split() == ["size", "parameters", "cells", "jobs", "longest", "total"]
 
 
-@pytest.mark.whole
-def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
-    face.declare(STAGES)
-    lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
-    assert any(line.startswith("pretrain 2 ") and line.endswith(" 1 core, 2G, 0:30:00") for line in lines)
-    assert any(line.startswith("importance 2 ") and line.endswith(" 1 core, 3G, 2:00:00") for line in lines)
-    costs = face("plan", "--executor", "local", "--json").json["stage_costs"]
-    assert [(cost["stage"], cost["jobs"], cost["resources"]["mem"]) for cost in costs] == [
-        ("pretrain", 2, "2G"), ("importance", 2, "3G"),
-    ]  # fmt: skip
-    (cell,) = face("explain", "s1", "--json").json["cells"]
-    assert [stage["resources"]["time"] for stage in cell["stages"]] == ["0:30:00", "2:00:00"]
-    assert "1 core, 3G, 2:00:00" in face("explain", "s1").out
-
-
-@pytest.mark.whole
-def test_a_stage_that_cannot_run_here_is_named(face: Face) -> None:
-    face.declare(STAGES.replace("importance: {time", "importance: {gpus: 1, time"))
-    said = face("plan", "--executor", "local").out
-    assert "2 cells cannot run here: the job of importance asks for 1 GPU" in said
-
-
 def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     face.declare(LARGE)
     said = face("plan", "--gpu", "H100:4", "--price", "2.5", "--json").json
@@ -127,64 +100,12 @@ def test_hours_and_cost_on_gpus_that_are_not_here(face: Face) -> None:
     assert half["estimate"]["gpu_hours"] == pytest.approx(2 * full["estimate"]["gpu_hours"])
 
 
-def test_a_plan_warns_of_code_changed_since_a_checkpoint(face: Face) -> None:
-    left = (("checkpoint", {"step": 2, "path": "x"}), ("outcome", end("interrupted")))
-    made = face.attempt("pre-s1", *left)
-    (made.checkpoints / "step-00000002").mkdir(parents=True)
-    assert "1 cell would resume after the code has changed (from version c0de to " in face("plan").out
-    face.declare(
-        EXPERIMENTS.replace(
-            "    axes:\n      norm: [pre, post]",
-            "    resources: {resume: same-code}\n    axes:\n      norm: [pre, post]",
-        )
-    )
-    assert "resume: same-code refuses 1 of them" in face("plan").out
-
-
-def test_an_unknown_gpu_is_a_mistake(face: Face) -> None:
-    assert "did you mean 'H100'?" in face("plan", "--gpu", "H100s", expect=2).err
-    assert "--gpu H100" in face("plan", "--mfu", "0.3", expect=2).err
-    assert "--gpu estimates them" in face("plan", "--price", "2").out
-
-
-def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) -> None:
-    for path in (face.folder / "text").iterdir():
-        path.unlink()
-    lines = face("plan").out.splitlines()
-    assert lines[0] == "8 cells: 8 cannot run here; no job to start"
-    quoted = '"text/*.txt"'
-    declared = (face.folder / "experiments.yaml").read_text().splitlines()
-    number, line = next((number, line) for number, line in enumerate(declared, start=1) if quoted in line)
-    place = f"experiments.yaml:{number}:{line.index(quoted) + 1}"
-    assert lines[1].startswith(f"8 cells cannot run here: {place}: data.path: no file matches 'text/*.txt' in ")
-    assert face("data", "prepare", expect=2).err.startswith(f"gpas: {place}: data.path: no file matches")
-    said = face("run", "grid", expect=2)
-    assert f"small/pre-s1 and 7 more: {place}: data.path: no file matches 'text/*.txt'" in said.err
-    assert not list(face.runs.glob("??/*/*/attempt.json"))
-    (face.folder / "text").rename(face.folder / "texts")
-    assert "/text, did you mean 'texts'?" in face("train", "pre-s1", expect=2).err
-    said = face("train", "pre-s1", "data.path=texts/x.txt", expect=2).err
-    assert "pre-s1+path-texts_x.txt: data.path=texts/x.txt: data.path: no file matches 'texts/x.txt'" in said
-    assert "8 missing" in face("table").out
-
-
 def test_the_plan_describes_how_the_text_is_used(face: Face) -> None:
     data = "{source: files, path: text/long.txt, tokenizer: bpe, layout: pad, length: 16, eval_tokens: 20}"
     face.declare(EXPERIMENTS.replace("data: notes", f"data: {data}").replace("steps: 4", "steps: 4000"))
     (face.folder / "text/long.txt").write_text("gate norm depth\n\n" * 2000)
     said = face("plan").out
     assert "text/long.txt: the training text is read about " in said
-
-
-OWN_SIZES = file_text("experiments/own_sizes.yaml")
-
-
-def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:
-    face.declare(OWN_SIZES)
-    assert [size["size"] for size in face("plan", "own", "--json").json["sizes"]] == ["mine", "mine-layers6", "broad"]
-    sizes = [size["size"] for size in face("plan", "deeper", "--json").json["sizes"]]
-    assert sizes == ["7 layers, 32 wide", "8 layers, 32 wide"]  # neither is `mine`
-    assert "7 layers, 32 wide" in face("plan", "deeper").out
 
 
 def test_what_does_not_fit_on_the_disk_is_refused(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +126,9 @@ def test_what_does_not_fit_on_the_disk_is_refused(face: Face, tmp_path: Path, mo
     assert warning[:20] in face("run", "grid", "--executor", "local", "--yes").out
     (tmp_path / "limit").write_text("0")
     assert "file system" not in face("plan").out
+
+
+def test_values_of_every_grid_can_be_shown() -> None:
+    """Lists of numbers, such as the learning rates of a sweep, are spelled like single ones."""
+    values = [[1e-5, 2e-5, 3e-5, 5e-5], [1000, 7], True, ""]
+    assert _shown(values) == "[1e-05, 2e-05 and 2 more], [1,000, 7], True, ''"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cases import file_text
-from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
+from face import EXPERIMENTS, START, Face, end, gpas
 from jsonschema import Draft202012Validator
 from named_papers import numbers
 from schemas import json_schema
@@ -15,18 +15,6 @@ from test_cli_schema import check
 from gpas_cli.report.tables.render import PaperTablesJson
 
 AGAINST = "against: {gate: none}"
-
-
-@pytest.mark.parametrize(
-    ("published", "command"),
-    [("", "gpas table small"), (", published: {gpas: table2_perplexity@71m}", "gpas table small --paper")],
-)
-def test_paper_is_suggested_where_there_are_published_numbers(face: Face, published: str, command: str) -> None:
-    face.declare(EXPERIMENTS.replace(AGAINST, AGAINST + published))
-    for entry in face.entries():
-        face.ended(entry.name, "done", 4.5)
-    said = face("run", "grid", "small", "--executor", "local", "--yes")
-    assert f"Table: {command}\n" in said.out
 
 
 def test_published_tables_need_no_project(tmp_path: Path) -> None:
@@ -105,45 +93,6 @@ def test_a_number_of_a_papers_table_is_traced_to_its_runs(face: Face) -> None:
     assert "'none' matches 2 rows; name one of Pre-LN, LNS" in face("why", "gpas:2[none,71m]", expect=2).err
     assert "the grid has no such cell\n" in face("why", "gpas:2[Post-LN,71m]", expect=2).err
     assert "no grid has cells of gpas:A" in face("why", "gpas:A[pre]", expect=2).err
-
-
-def test_a_network_that_dies_at_once_is_no_result_and_rerun_is_named(face: Face) -> None:
-    cause = "the gradient norm of update 1 is nan, first in the gradient of model.embed_tokens.weight"
-    died = ("outcome", end("diverged", step=1, cause=cause, metrics={"not_finite_at": 1}))
-    face.attempt("pre-s1", *TRAINED, died)
-    face.ended("pre-s2", "diverged")
-    said = " ".join(face("table", "small").out.split())
-    assert "not finite" in said
-    assert f"small/pre-s1 is no result: not finite in its first tenth: {cause}" in said
-    shown = face("why", "pre-s1").out
-    assert f"attempt 1: not finite: {cause}\n" in shown
-    assert "it died in its first tenth; `gpas retry --done` trains it again" in shown
-    assert "not finite" in face("status", "small").out
-    assert f"not finite at update 1: {cause}" in face("logs", "pre-s1").out
-    states = {cell["name"]: cell["state"] for cell in face("status", "small", "--json").json["cells"]}
-    assert (states["pre-s1"], states["pre-s2"]) == ("not finite", "diverged")
-    assert face("why", "pre-s1", "--json").json["stages"][0]["attempts"][0]["state"] == "not finite"
-    for name in ("pre-s1", "pre-s2"):
-        assert f"small/{name} is diverged; --done trains" in face("retry", name, expect=2).err
-    assert [cell["action"] for cell in face("plan", "small", "--json").json["cells"]][:2] == ["diverged", "diverged"]
-
-
-def test_a_grid_is_run_for_a_papers_table(face: Face) -> None:
-    face.declare(TABLE_2)
-    planned = face("run", "grid", "--for-table", "2", "--where", "norm=pre", "--dry-run", "--json", expect=None).json
-    assert [cell["name"] for cell in planned["cells"]] == ["pre-s1", "pre-s2", "pre-gpas-s1", "pre-gpas-s2"]
-    same = face("run", "--for-table", "gpas:2", "--dry-run", "--json", expect=None)
-    assert same.code in (2, 3)  # this machine has no C4
-    assert "leave out two" in face("run", "grid", "two", "--for-table", "2", expect=2).err
-    assert "no grid has cells of gpas:3" in face("run", "grid", "--for-table", "3", expect=2).err
-    assert "GPAS paper has no table '7'" in face("run", "grid", "--for-table", "7", expect=2).err
-
-
-def test_a_condition_does_not_turn_a_paper_to_a_grid_that_does_not_name_its_table(face: Face) -> None:
-    other = "  other:\n    base: {size: 71m, data: c4, precision: bf16}\n    axes: {norm: [pre], seed: [7]}\n"
-    face.declare(TABLE_2 + other)
-    said = face("run", "grid", "--for-table", "gpas:2", "--where", "seed=7", "--dry-run", expect=2)
-    assert "no grid has cells of gpas:2" in said.err
 
 
 def test_several_grids_are_one_csv_file(face: Face) -> None:

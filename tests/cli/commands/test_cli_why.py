@@ -11,7 +11,6 @@ from face import START, TRAINED, Face, end
 from scored import finish_cells, finish_external, score
 from test_cli_schema import check
 
-from gpas_cli.errors import Exit
 from gpas_cli.events import Outcome, event_of
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.spec.run import Cadence
@@ -30,16 +29,6 @@ def test_the_reason_of_the_retry_is_shown(face: Face) -> None:
     assert "after attempt 1: killed by SIGKILL without a sign that memory ran out" in said
     tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
     assert [each["retry"] for each in tries] == [None, reason]
-
-
-def test_the_update_that_an_attempt_resumed_from_is_shown(face: Face) -> None:
-    face.attempt("pre-s1", *TRAINED)
-    face.attempt("pre-s1", TRAINED[0], ("phase", {"name": "training", "resumed_from": 4}), ("outcome", end("done")))
-    said = face("why", "pre-s1").out
-    assert said.count("resumed from") == 1
-    assert "    resumed from update 4\n" in said.partition("attempt 2")[2]
-    tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
-    assert [each["facts"]["resumed_from"] for each in tries] == [0, 4]
 
 
 def test_an_attempt_that_resumed_with_another_torch_warns(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,41 +108,3 @@ def test_the_attempt_that_measured_scores_which_were_taken_over_is_named(face: F
     lines = face("logs", gated.id).out.splitlines()
     taken = [line.partition(", ")[2] for line in lines if "taken over" in line]
     assert taken == [f"taken over from {other}/001", f"taken over from {gone}/012"]
-
-
-def test_a_cell_of_a_table_is_traced_to_its_runs(face: Face) -> None:
-    for name, perplexity in {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5.5}.items():
-        face.ended(name, "done", perplexity)
-    said = face("why", "small[pre+gpas]").out
-    assert ": mean ± sample standard deviation over 2 seeds; lower is better" in said
-    assert "-0.75 over 2 pairs" in said
-    assert "code          c0de, commit aaaaaaaaaaaa, its copy is gone" in said
-    assert "gpas run grid small --where norm=pre --where gate=gpas " in said
-    assert "gpas retry --done small/pre-gpas-s1 small/pre-gpas-s2 " in said
-    document = face("why", "small[pre+gpas]", "pre-s1", "--json").json
-    check("why", document)
-    (number,) = document["numbers"]
-    assert [(seed["value"], seed["base"]) for seed in number["seeds"]] == [(4.0, 5.0), (5.5, 6.0)]
-    assert number["command"][4:] == ["--where", "norm=pre", "--where", "gate=gpas"]
-    assert [stage["name"] for stage in document["stages"]] == ["small/pre-s1"]
-
-
-def test_the_command_runs_the_cells_of_the_number_and_no_others(face: Face) -> None:
-    number = face("why", "small[post]", "--json").json["numbers"][0]
-    words = number["command"][1:]
-    planned = face(words[0], *words[1:], "--dry-run", "--json").json
-    assert [cell["name"] for cell in planned["cells"]] == ["post-s1", "post-s2"]
-    assert (number["mean"], number["status"], number["other_cells"]) == (None, "missing", 0)
-
-
-def test_a_name_that_fits_no_cell_of_the_table_gets_the_choices(face: Face) -> None:
-    assert "did you mean 'gpas'?" in face("why", "small[pre+gpaz]", expect=Exit.USAGE).err
-    assert "did you mean 'small'?" in face("why", "smal[pre]", expect=Exit.USAGE).err
-
-
-def test_what_an_attempt_that_died_at_once_did_not_record_is_left_out(face: Face) -> None:
-    face.attempt("pre-s1")
-    said = face("why", "pre-s1").out.partition("attempt 1")[2]
-    assert "None" not in said
-    assert "when         ?" not in said
-    assert "code" in said

@@ -74,4 +74,4 @@ def site(face: Face, programs: Programs) -> Site:
 @pytest.fixture
 def steps(site: Site, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Return the steps of sessions in that project."""
-    return Steps(site.gpas, site, monkeypatch)
+    return Steps(site.gpas, site=site, patch=monkeypatch)

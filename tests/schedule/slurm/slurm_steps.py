@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -35,17 +35,13 @@ def trainings(site: Site, state: str, without: Sequence[int] = (), **more: str) 
 class Steps(Commands):
     """Each method is a step. The cells are those of the grid `small`."""
 
-    site: Site
-    patch: pytest.MonkeyPatch
-    key: str = ""  # for which KEY stands in the words of a command
+    site: Site = field(kw_only=True)
+    patch: pytest.MonkeyPatch = field(kw_only=True)
 
     @property
     def last(self) -> str:
         """The name of the last submission."""
         return self.site.names()[-1]
-
-    def gpas(self, words: str, **expected: Any) -> None:
-        super().gpas(words.replace("KEY", self.key), **expected)
 
     def submit(self, words: str = "", **expected: Any) -> None:
         self.gpas(f"run grid --executor slurm --yes {words}", **expected)
@@ -158,10 +154,6 @@ class Steps(Commands):
     def usage(self, wanted: dict[str, object]) -> None:
         """Check the only profile in `gpas status --usage`."""
         assert self.face("status", "small", "--usage", "--json").json["profiles"] == [wanted]
-
-    def remember(self, cell: str, letters: int = 16) -> None:
-        """Remember the first letters of the key of a cell."""
-        self.key = self.face.entry(cell).key[:letters]
 
     def failed(self, name: str, how: str = "failed", cause: str = "") -> None:
         """Make an attempt at a cell on this machine that ended so."""

@@ -21,7 +21,6 @@ from end_to_end import Toy
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
-BROKEN = "environment: [TORCH_LOGS=nonsense]"  # a resource with which every training fails immediately
 TIMEOUT_SECONDS = 400.0  # a long timeout costs nothing unless a test fails, and busy machines are slow
 LONG = 600  # updates: enough seconds for a test to reach the job; see `paused` for slower actions
 RESOURCES = "{{mem: 1000M, time: '0:10:00', notice: 20{more}}}"

@@ -116,41 +116,6 @@ def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cl
     toy.finish_once(1)
 
 
-def test_states_are_complete_without_accounting(accounted: Cluster, tmp_path: Path) -> None:
-    """F12: first slurmdbd is down, then its database as well."""
-    toy = started(accounted, tmp_path / "toy")
-    accounted.kill("slurmdbd")
-    assert toy.states() == {"pre-gpas-s1": "running"}
-    accounted.kill("mariadbd")
-    toy.finish()
-    accounted.up()
-    assert "no job to start" in toy.submit()
-    toy.trained_once()
-
-
-def test_forgotten_jobs_are_looked_up_in_accounting(accounted: Cluster, tmp_path: Path) -> None:
-    toy = started(accounted, tmp_path / "toy")
-    accounted.run("scancel", job_of(toy))
-    until(lambda: not accounted.run("squeue", "-h", "-t", "all"), 120, "the controller to forget the job")
-    # slurmdbd writes the end of the job later than the controller forgets it.
-    until(lambda: toy.states() == {"pre-gpas-s1": "cancelled"}, 60, "accounting to have the end of the job")
-    assert "CANCELLED" in toy.status()["pre-gpas-s1"]["evidence"]
-
-
-def test_an_element_cancelled_with_scancel_while_it_waits_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
-    """SLURM forgets it at once: the absence of a record is the evidence, also for a user who has not looked before."""
-    toy = SlurmToy(tmp_path / "toy", accounted, steps=5)
-    accounted.run("scontrol", "update", "partitionname=low", "state=down")
-    toy.submit()
-    (removed,) = (job for job in toy.queue() if job.endswith("_1"))
-    accounted.run("scancel", removed)
-    for _ in range(2):
-        assert toy.states() == {"pre-s1": "queued", "pre-gpas-s1": "cancelled"}
-        assert "0 jobs submitted, 1 already queued or running, 1 failed or cancelled" in toy.submit()
-        for path in toy.runs.glob(".slurm/.queue-*.json"):
-            path.unlink()
-
-
 @pytest.mark.release
 def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
@@ -183,24 +148,6 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
 
     until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
     assert {"150M", "1.953G"} <= set(toy("status", "small", "--usage").out.split())
-
-
-@pytest.mark.release
-def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
-    """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
-    toy = one_cell(cluster, tmp_path / "toy")
-    toy.edit("time: '0:10:00'", "time: ['0:02:00', '0:10:00']")
-    toy.submit()
-    wait(toy.training)
-    with paused(toy):
-        time.sleep(100)
-    wait(lambda: not toy.queue())
-    assert "longer time limit" in toy.said()
-    assert toy.states() == {"pre-gpas-s1": "interrupted"}
-    toy.submit()
-    toy.finish()
-    assert "it reached the time limit of 0:02:00, now 0:10:00" in toy("why", "pre-gpas-s1").out
-    toy.trained_once()
 
 
 def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, tmp_path: Path) -> None:
@@ -260,26 +207,6 @@ def test_values_of_resources_are_in_no_file_that_other_users_can_read(cluster: C
     assert {path.name.partition("_")[2] for path in files} >= {"0_0_log.out"}, names  # the shell names the missing file
     assert "submission.sh" in names
     assert [path for path in files if path.stat().st_mode & 0o077] == [toy.folder / "experiments.yaml"]
-
-
-def asked(toy: SlurmToy) -> dict[str, str]:
-    """Return the findings of `gpas doctor --nodes`: name -> detail."""
-    found = toy("doctor", "--nodes", "--json", expect=4).json["findings"]
-    return {each["what"]: each["detail"] for each in found}
-
-
-def test_doctor_probes_a_node_and_leaves_no_job_behind(cluster: Cluster, tmp_path: Path) -> None:
-    toy = one_cell(cluster, tmp_path / "toy", resources="gpus: 1")
-    found = asked(toy)
-    assert "torch finds none" in found["GPUs on nodes"]
-    toy.edit("gpus: 1", "python: /no/such/python, partition: high")
-    found = asked(toy)
-    assert "/no/such/python: not found" in found["SLURM node"]
-    cluster.run("scontrol", "update", "partitionname=high", "state=down")
-    found = asked(toy)
-    cluster.run("scontrol", "update", "partitionname=high", "state=up")
-    assert "PartitionDown" in found["SLURM node"]
-    assert toy.queue() == {}
 
 
 @pytest.fixture

@@ -2,24 +2,24 @@
 
 F1   a time limit                  test_a_time_limit_shorter_than_the_run_takes_several_requeues
 F2   preemption                    test_slurm_nodes.py
-F3   requeue from outside          test_warned_jobs_save_requeue_and_..., test_jobs_requeued_or_held_by_others_...
-F4   split brain                   test_slurm_nodes.py: an_orphan_on_a_node_presumed_dead_is_fenced
-F5   node failure                  test_slurm_nodes.py: a_result_from_a_node_presumed_dead_counts
-F6   power loss                    test_slurm_nodes.py: a_node_that_loses_power_costs_only_an_attempt
+F3   requeue from outside          test_warned_jobs_save_requeue_and_...; cluster.yaml: jobs requeued or held by others
+F4   split brain                   cluster.yaml: an orphan on a node presumed dead is fenced
+F5   node failure                  cluster.yaml: a result from a node presumed dead counts
+F6   power loss                    cluster.yaml: a node that loses power costs only an attempt
 F7   a node that hangs             test_slurm_nodes.py: a_hanging_node_may_finish_a_job_that_slurm_gave_up
 F8   sbatch's reply is lost        test_slurm_controller.py: an_array_is_found_by_name_when_the_answer_...
 F9   ids are handed out again      test_slurm_controller.py: forgotten_pending_jobs_..., a_forgotten_running_job_...
 F10  no controller                 test_slurm_controller.py: states_stay_correct_and_age_while_...
 F11  a submitter dies              test_slurm_submit.py: submitters_killed_..., two_submitters_at_once_...
-F12  no accounting                 test_slurm_controller.py
+F12  no accounting                 accounted.yaml
 F13  a signal at start-up          test_a_signal_during_start_up_kills_no_job
 F14  stale temporary files         test_slurm_nodes.py: half_written_files_of_killed_processes_are_ignored
 F15  out of memory                 test_slurm_controller.py: memory_grows_by_attempt_...
      a killed process              test_slurm_nodes.py: a_job_with_a_killed_task_..., and all
-     crash, cancel                 test_a_job_that_crashes_..., test_scancel_is_a_cancellation_...
-F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; a_failed_task_ends_the_others
-F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs
-F18  limits, no log, dead parents  test_slurm_submit.py: cells_beyond_...; test_slurm_nodes.py; test_slurm_chain.py
+     crash, cancel                 cluster.yaml: a job that crashes ..., scancel is a cancellation ...
+F16  suspended; a dead rank        cluster.yaml: a suspended job ...; test_slurm_nodes.py: a_failed_task_ends_the_others
+F17  drained nodes                 cluster.yaml: a suspended job is alive and drained nodes only delay jobs
+F18  limits, no log, dead parents  cluster.yaml: cells beyond ...; test_slurm_nodes.py; test_slurm_chain.py
      read-only, full disks         test_slurm_nodes.py
 """
 
@@ -27,12 +27,12 @@ import itertools
 import shutil
 import time
 from pathlib import Path
-from signal import SIGSEGV, SIGTERM
+from signal import SIGTERM
 
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import BROKEN, LONG, TIMEOUT_SECONDS, SlurmToy, job_of, kill, one_cell, paused, pending, started, wait
+from slurm_toy import TIMEOUT_SECONDS, job_of, one_cell, paused, pending, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -77,29 +77,6 @@ def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Clust
     assert logs[-1].read_text()
 
 
-@pytest.mark.release
-def test_jobs_requeued_or_held_by_others_are_waited_for_and_results_stay(cluster: Cluster, tmp_path: Path) -> None:
-    """F3: an administrator holds jobs without any warning, and requeues one that has ended."""
-    toy = started(cluster, tmp_path / "toy")
-    job = job_of(toy)
-    cluster.run("scontrol", "requeuehold", job)
-    wait(lambda: list(toy.queue().values()) == ["PENDING"])
-    toy.until(lambda states: states["pre-gpas-s1"] == "queued", allowed=("running", "queued"))
-    assert "held" in toy.status()["pre-gpas-s1"]["evidence"]
-    assert "0 jobs submitted, 1 already queued" in toy.submit()
-    cluster.run("scontrol", "release", job)
-    toy.finish()
-    wait(lambda: toy.queue() == {})
-    cluster.run("scontrol", "requeue", job)
-    assert toy.states() == {"pre-gpas-s1": "done"}
-    wait(lambda: "already has its result" in toy.said())
-    wait(lambda: toy.queue() == {})
-    assert toy.states() == {"pre-gpas-s1": "done"}
-    assert "no job to start" in toy.submit()
-    assert len(toy.attempts()) == 2
-    toy.trained_once()
-
-
 def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path) -> None:
     """F13: the warning arrives while Python is still starting."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20)
@@ -112,51 +89,6 @@ def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path)
         cluster.run("scancel", "--signal=USR2", job, check=False)
         time.sleep(0.05)
     toy.finish()
-
-
-@pytest.mark.release
-def test_a_job_that_crashes_is_interrupted_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: not SIGKILL, after which a job starts again at once (test_slurm_nodes.py)."""
-    toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
-    kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGSEGV)
-    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
-    assert "1 job submitted" in toy.submit()
-    toy.finish_once(2)
-
-
-def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: a job cancelled with SLURM's own scancel runs again only after `gpas retry`."""
-    toy = started(cluster, tmp_path / "toy")
-    cluster.run("scancel", job_of(toy))
-    toy.until(lambda states: states["pre-gpas-s1"] == "cancelled", allowed=("running", "cancelled"))
-    assert "0 jobs submitted" in toy.submit()
-    assert toy.queue() == {}
-    toy("retry", "--executor", "slurm", "--yes")
-    toy.finish_once()
-
-
-def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, steps=3 * LONG, resources="pack: 2")
-    assert "1 element" in toy.submit()
-    wait(toy.training)
-    toy("cancel", "pre-s1", "--yes")
-    toy.until(lambda states: states["pre-s1"] == "cancelled", allowed=("running", "cancelled"))
-    toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("running", "cancelled", "done"))
-    assert toy.states()["pre-s1"] == "cancelled"
-
-
-@pytest.mark.release
-def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources=f"at_once: 1, {BROKEN}")
-    toy.submit()
-    states = toy.until(lambda states: set(states.values()) == {"failed", "cancelled"})
-    assert sorted(states.values()) == ["cancelled"] * 3 + ["failed"] * 3
-    cancelled = [cell for cell in toy.status().values() if cell["state"] == "cancelled"]
-    assert all("failed for the same reason" in cell["cause"] for cell in cancelled)
-    assert "0 jobs submitted" in toy.submit()
-    toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
-    toy("retry", "--executor", "slurm", "--yes")
-    toy.finish_once()
 
 
 @pytest.mark.release

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -68,17 +67,6 @@ def test_cancelling_cells_mentions_that_their_tokenisation_continues(cluster: Cl
     assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
     said = toy("cancel", "pre-s1", "pre-gpas-s1", "--yes").out
     assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
-
-
-@pytest.mark.release
-def test_lost_text_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
-    toy.submit()
-    toy.finish()
-    shutil.rmtree(toy.folder / "cache")
-    toy.edit("seed: [1]", "seed: [1, 2]")
-    assert "tokenising text/*.txt comes first" in toy.submit()
-    toy.finish_once(texts=2)
 
 
 @pytest.mark.long
@@ -198,18 +186,6 @@ def test_dependents_keep_waiting_for_a_requeued_job(cluster: Cluster, tmp_path: 
     toy.finish()
     assert [fact["stage"] for fact in toy.facts()].count("pretrain") == 2
     assert [fact["stage"] for fact in toy.facts()].count("importance") == 1
-
-
-@pytest.mark.long
-def test_run_wait_also_waits_for_tokenisation(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
-    said = toy.submit("--wait")
-    assert "tokenising text/*.txt comes first" in said
-    assert "2 done" in said
-    toy = SlurmToy(tmp_path / "lost", cluster, tokenised=False)
-    (toy.folder / "text").rename(tmp_path / "away")
-    said = toy.submit("--wait", expect=3)
-    assert "cancelled: small/pre-s1, small/pre-gpas-s1: tokenising text/*.txt failed" in said
 
 
 KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"

@@ -1,6 +1,5 @@
 """Submission with a fake sbatch, and a grid on a real controller: submitted once, whichever submitter dies."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from cluster import Cluster
 from fake_slurm import Site, row
 from marks import release_but
 from slurm_steps import Steps
-from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, gated, wait
+from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, gated
 
 from gpas_cli.schedule.retry import reached_limit
 from gpas_cli.schedule.slurm import squeue
@@ -139,43 +138,3 @@ def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Clu
         assert set(toy.states().values()) <= {"missing", "queued", "running", "done"}
     toy.submit()
     toy.finish_once(len(INSTANTS) + 2)
-
-
-def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, resources="partition: nowhere")
-    done = toy("run", "grid", "--executor", "slurm", expect=2)
-    assert "nowhere" in done.err or "partition" in done.err
-    assert "Traceback" not in done.err
-    assert set(toy.states().values()) == {"missing"}
-    assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
-    assert not list(toy.runs.glob("??/*/claim.json"))
-
-
-def test_cells_beyond_the_array_limit_are_spread_over_several_arrays(cluster: Cluster, tmp_path: Path) -> None:
-    seeds = ", ".join(map(str, range(1, 31)))
-    toy = SlurmToy(tmp_path / "toy", cluster, seeds=seeds, resources="sbatch: [--hold], at_once: 3")
-    said = toy.submit()
-    assert said.count("submitted gpas-small-") == 2
-    assert "51 elements" in said
-    assert "9 elements" in said
-    assert len(toy.queue()) == 60
-    assert set(toy.states().values()) == {"queued"}
-
-
-def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
-    toy.submit()
-    toy("cancel", "pre-s1", "--yes")
-    assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
-    wait(lambda: len(toy.queue()) == 1)
-    assert "1 already queued" in toy.submit()
-    assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
-
-
-def test_an_array_cancelled_as_a_whole_in_slurm_is_cancelled_here(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
-    toy.submit()
-    cluster.run("scancel", "-u", str(os.getuid()))
-    assert toy.until(lambda states: "queued" not in states.values())
-    assert set(toy.states().values()) == {"cancelled"}
-    assert "0 jobs submitted" in toy.submit()
