@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cases import cases, file_text
 from face import EXPERIMENTS, Face, Said
+from goldens import as_yaml, compact, compare, golden_cases
 
 from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
@@ -84,44 +85,17 @@ def check_added_seeds(claimed: Face, decided: Any) -> None:
     assert "no job to start" in claimed("run", "grid", "small", "--where", "norm=pre", *LOCAL).out
 
 
-def test_a_claim_without_an_effect_stays_undecided(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": 0.0})
-    said = claimed("run", "claims", "helps", *LOCAL, "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    assert "helps is undecided with 6 seeds; --max-seeds 12 continues." in said.out
-    assert len(ran(claimed)) == 12
-
-
-def test_a_false_claim_is_contradicted(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": 1.0})
-    found = run(claimed, "helps")
-    assert found["claims"][0]["verdict"] == "contradicted"
-    assert found["claims"][0]["parts"][0]["e_against"] >= 20
-
-
-def test_one_part_that_does_not_hold_decides_the_claim(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -1.0, "post": 3.0})
-    found = run(claimed, "helps-everywhere")
-    assert found["claims"][0]["verdict"] == "contradicted"
-    verdicts = {part["labels"]["norm"]: part["verdict"] for part in found["claims"][0]["parts"]}
-    assert verdicts["post"] == "contradicted"
-
-
-def test_seeds_go_where_a_decision_is_likely(claimed: Face) -> None:
-    """After four seeds each, the part with a large effect is decided; only the other one gets more."""
-    write_numbers(claimed, {"pre": -5.0, "post": 0.0})
-    found = run(claimed, "helps-everywhere", "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    parts = {part["labels"]["norm"]: part for part in found["claims"][0]["parts"]}
-    assert parts["pre"]["verdict"] == "supported"
-    assert len(parts["pre"]["seeds"]) < len(parts["post"]["seeds"]) == 6
-
-
-def test_where_limits_what_is_run_and_not_what_is_judged(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -5.0, "post": -5.0})
-    found = run(claimed, "helps-everywhere", "--where", "norm=pre", expect=Exit.INCOMPLETE)
-    parts = {part["labels"]["norm"]: part for part in found["claims"][0]["parts"]}
-    assert parts["pre"]["verdict"] == "supported"
-    assert parts["post"]["seeds"] == []
-    assert not any("post" in name for name in ran(claimed))
+@pytest.mark.parametrize("title", golden_cases("campaigns"))
+def test_a_campaign_is_that_of_the_golden_file(claimed: Face, title: str) -> None:
+    case = golden_cases("campaigns")[title]
+    write_numbers(claimed, case["effects"])
+    (claimed.folder / "acts.json").write_text(json.dumps(case.get("acts", {})))
+    said = claimed("run", "claims", *case["words"], *LOCAL, expect=None)
+    found = claimed("run", "claims", *case["words"], *LOCAL, "--json", expect=None).json
+    last = said.out.rpartition("verdict")[2].partition("\n")[2]  # the evidence after the last round
+    assert found["rounds"] == 0, "the second time"
+    text = f"exit {said.code}\n{last}{as_yaml(compact(found), flow=None)}ran: {' '.join(sorted(ran(claimed)))}"
+    compare("campaigns", title, text)
 
 
 def test_a_dry_run_changes_nothing(claimed: Face) -> None:
@@ -181,16 +155,6 @@ def test_a_failed_run_stops_its_part_and_is_named(claimed: Face) -> None:
     (claimed.folder / "acts.json").unlink()
     claimed("retry", "pre-gpas-s2", *LOCAL)
     assert run(claimed, "helps")["claims"][0]["verdict"] == "supported"
-
-
-def test_a_run_that_diverges_prevents_support(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -5.0})
-    (claimed.folder / "acts.json").write_text(json.dumps({"pre-gpas-s2": "diverged"}))
-    found = run(claimed, "helps", "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    (part,) = found["claims"][0]["parts"]
-    assert part["verdict"] == "undecided"
-    assert part["effects"][1] == "inf"
-    assert len(part["seeds"]) == 6
 
 
 def test_mistakes_are_named(claimed: Face) -> None:
