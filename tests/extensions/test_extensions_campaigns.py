@@ -16,7 +16,6 @@ from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
 from gpas_cli.extensions.campaigns.halving import Method, Trial, rounds
 from gpas_cli.grid.companions import seeds_path
-from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
 CLAIMS = file_text("experiments/campaigns.yaml")
@@ -176,10 +175,6 @@ def write_rates(face: Face, best: dict[str, float]) -> None:
     (face.folder / "numbers.json").write_text(json.dumps(numbers))
 
 
-def tune(face: Face, *words: str, expect: Exit = Exit.DONE) -> Any:
-    return face("run", "tuned", "small", *words, *LOCAL, "--json", expect=expect).json
-
-
 def test_rounds_get_fewer_and_longer() -> None:
     assert rounds(2) == [(2, 1)]
     assert rounds(3) == [(3, 4), (2, 1)]
@@ -201,56 +196,19 @@ def test_the_best_of_a_round_has_a_worse_neighbour_on_both_sides_in_that_round()
     assert method.values == (1.0, 2.0, 4.0, 8.0)
 
 
-def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None:
-    write_rates(face, {"pre": 2e-3, "pre-gpas": 4e-3})
-    found = tune(face, "--where", "norm=pre")
-    assert {one["cell"]: (one["best"], one["at_edge"]) for one in found["methods"]} == {
-        "pre": (2e-3, False), "pre-gpas": (4e-3, False),
-    }  # fmt: skip
-    assert found["trainings"] == 5 / 4 + 2
-    for method, beyond in zip(found["methods"], (0, 1), strict=True):
-        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 3
-        assert method["trainings"] == (5 + beyond) / 4 + 3
-    assert len(ran(face)) == 17
-    assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
-    rates = {
-        entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
-    }
-    assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
-    assert tune(face, "--where", "norm=pre") == found
-    assert len(ran(face)) == 17
-    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
-    assert "end of the range" not in text.err
-    assert "gpas run small-tuned" in text.out
-
-
-@pytest.mark.long
-def test_a_range_is_extended_as_often_as_said_and_then_a_warning_names_it(face: Face) -> None:
-    write_rates(face, {"pre": 1.0, "pre-gpas": 1e-3})
-    found = tune(face, "--where", "norm=pre")
-    far, near = found["methods"]
-    assert sorted({one["value"] for one in far["trials"]}) == [1e-3 * 2**n for n in range(-2, 7)]
-    assert (far["best"], far["at_edge"], near["best"]) == (64e-3, True, 1e-3)
-    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
-    assert "pre: the best value is still at the end of the range; widen it with --factors" in text.err
-    assert "x 64" in text.out
-
-
-def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(face: Face) -> None:
-    write_rates(face, {"pre": 2e-3})
-    acts = face.folder / "acts.json"
-    acts.write_text(json.dumps({"pre-s1+lr0.002+steps1+warmup0": "diverged"}))
-    found = tune(face, "--where", "norm=pre", "--where", "gate=none")
-    (method,) = found["methods"]
-    assert method["best"] != 2e-3
-    assert {one["value"]: one["perplexity"] for one in method["trials"]}[2e-3] == "inf"
-    (face.folder / "experiments.tuned.yaml").unlink()
-    acts.write_text(json.dumps({"post-s1+lr0.002+steps1+warmup0": "fail"}))
-    failed = tune(face, "--where", "norm=post", "--where", "gate=none", expect=Exit.FAILED)
-    assert failed["methods"][0]["best"] is None
-    assert not (face.folder / "experiments.tuned.yaml").exists()
-    acts.unlink()
-    assert tune(face, "--where", "norm=post", "--where", "gate=none")["methods"][0]["best"]
+@pytest.mark.parametrize("title", golden_cases("tuned"))
+def test_a_search_is_that_of_the_golden_file(face: Face, title: str) -> None:
+    """It runs twice: the second time is free, but for trials that failed."""
+    case = golden_cases("tuned")[title]
+    write_rates(face, case["rates"])
+    (face.folder / "acts.json").write_text(json.dumps(case.get("acts", {})))
+    words = ("run", "tuned", "small", *case["words"], *LOCAL)
+    found = compact(face(*words, "--json", expect=None).json)
+    said = face(*words, expect=None)
+    file = face.folder / "experiments.tuned.yaml"
+    jobs = sorted(line.rpartition(" ")[0] for line in (face.folder / "ran.txt").read_text().splitlines())
+    text = said.out[said.out.index("Validation perplexity by") :] + said.err + as_yaml(found, flow=None)
+    compare("tuned", title, "\n".join([text, file.read_text() if file.exists() else "nothing is tuned", *jobs]))
 
 
 @pytest.mark.long
