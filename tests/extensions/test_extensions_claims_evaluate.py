@@ -194,14 +194,6 @@ def test_a_difference_that_is_rounding_ties_with_its_bound() -> None:
     assert (is_inside(INF, 0.0, INF, 50.0), is_inside(-INF, 0.0, INF, 50.0)) == (True, False)
 
 
-def test_nan_is_no_evidence() -> None:
-    nan = math.nan
-    assert (sign_test([nan] * 6, -INF, 0.0).inside, sign_test([nan] * 6, -INF, 0.0).outside) == (1, 1)
-    assert sign_test([nan, -INF, -1.0], -INF, 0.0) == sign_test([-INF, -1.0], -INF, 0.0)
-    assert t_test([nan, *EFFECTS], -INF, 0.0, 0.95) == t_test(EFFECTS, -INF, 0.0, 0.95)
-    assert t_test([nan], -INF, 0.0, 0.95).p is None
-
-
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_effects_of_any_size_are_tested(size: float) -> None:
     tested = t_test([size * effect for effect in EFFECTS], -INF, 0.0, 0.95)

@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.document import Node
 from gpas_cli.grid.packs import Pack, canonical
 from gpas_cli.report.shapes import checked
 
@@ -257,15 +256,10 @@ def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
     return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
-def document(pack: Pack) -> Node:
-    """Return the numbers of a paper, an empty mapping if it has none. Raises InvalidExperiments for an invalid file."""
-    return checked(pack, "numbers")
-
-
 @cache
 def load(pack: Pack) -> dict[str, Any]:
-    """Return the numbers of a paper as plain data, {} if it has none."""
-    data: dict[str, Any] = document(pack).plain()
+    """Return the numbers of a paper as plain data, {} if it has none. Raises InvalidExperiments for an invalid file."""
+    data: dict[str, Any] = checked(pack, "numbers").plain()
     return data
 
 

@@ -37,6 +37,7 @@ from gpas_cli.report.papers import (
     short_title,
     text_alone,
 )
+from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import count
@@ -85,7 +86,7 @@ def printed(pack: Pack, number: str) -> tuple[Table, ...]:
     Raises InvalidExperiments for mistakes in the file, with their places.
     """
     problems: list[Problem] = []
-    whole = root_of(papers.document(pack), problems).entries()["printed"].entries()[number]
+    whole = root_of(checked(pack, "numbers"), problems).entries()["printed"].entries()[number]
     keys = whole.entries(("name", "title", "parts", *_OF_PARTS))
     parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
     title = f"{short_title(pack)}, {_name(pack, number)}: {keys['title'].sentence()}"
