@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import gammaln
 
-from gpas_cli.extensions.claims.sequential import (
-    EFFECT_SCALE,
-    Evidence,
-    decide,
-    evidence,
-    fewest,
-    interval,
-    log_e,
-    log_evidence,
-)
+from gpas_cli.extensions.claims.sequential import EFFECT_SCALE, Evidence, decide, evidence, fewest, log_e, log_evidence
 
 LEVEL = 0.05
 MOST_SEEDS = 8
@@ -199,11 +190,3 @@ def test_the_level_holds_for_other_noise(noise: str) -> None:
     differences = draw(size=(5 * GRIDS, MOST_SEEDS)) - draw(size=(5 * GRIDS, MOST_SEEDS))
     wrong = log_e(differences).max(axis=-1) >= math.log(1 / LEVEL)
     assert wrong.mean() <= LEVEL
-
-
-def test_the_interval_covers_at_its_last_number() -> None:
-    random = np.random.default_rng(20)
-    limits = [interval(numbers, LEVEL) for numbers in random.normal(1.0, 1.0, (300, MOST_SEEDS)).tolist()]
-    bounded = [each for each in limits if each is not None]
-    assert len(bounded) > 290
-    assert sum(not low < 1.0 < high for low, high in bounded) <= _limit(LEVEL, 300)
