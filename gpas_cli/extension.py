@@ -27,7 +27,6 @@ class Brought(NamedTuple):
     parts: tuple[str, ...] = ()
     """What else the engine asks for by name."""
     commands: tuple[str, ...] = ()
-    curves: tuple[str, ...] = ()
 
 
 IN_WHEEL = {
@@ -45,7 +44,7 @@ IN_WHEEL = {
     "page": Brought(commands=("report",)),
     "quantised": Brought(settings=("quantised",)),
     "roofline": Brought(parts=("roofline",)),
-    "theory": Brought(commands=("theory",), curves=("identity_bounds",)),
+    "theory": Brought(parts=("identity_bounds",), commands=("theory",)),
 }
 _PACKAGE = "gpas_cli.extensions"
 
@@ -74,16 +73,13 @@ class Extension:
     """Name -> the StageKind."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Name of another part that the engine asks for -> the object: of a section of a cell the class that is read from
-    it, of tasks what makes their scorers."""
+    it, of tasks what makes their scorers, of curves by layer that are computed the function."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     schedulers: Mapping[str, str] = field(default_factory=dict)
     """Name -> the class."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Name -> command; one of a group, such as `run`, has the group's name before its own."""
-    curves: Mapping[str, str] = field(default_factory=dict)
-    """Name of a curve by layer that is computed, not recorded -> the function of (cell, cache, root, notify) that
-    returns its values; notify is given words about the progress."""
     checks: Mapping[str, str] = field(default_factory=dict)
     """Name of a file of packs, such as `figures` -> the function of a pack that returns what the file declares by name,
     and raises InvalidExperiments if it is invalid."""
@@ -102,7 +98,7 @@ class Extension:
 def extensions(what: str = "") -> dict[str, Extension]:
     """Return the extensions of this package that are there with all that they require, by name.
 
-    what: "settings", "commands" or "curves" for those that bring any.
+    what: "settings", "parts" or "commands" for those that bring any.
     """
     names = [name for name, brought in IN_WHEEL.items() if not what or getattr(brought, what)]
     return {name: one for name in names if (one := head(name)) and not _lost(name)}

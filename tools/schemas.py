@@ -45,7 +45,7 @@ DOCUMENTS = {
     "forget": "cli.commands.cells:ForgottenJson",
     "doctor": "cli.commands.doctor:DiagnosisJson",
     "run claims": "extensions.campaigns.run_claims:RunClaimsJson",
-    "run tuned": "extensions.campaigns.tuning:RunTunedJson",
+    "run tuned": "extensions.campaigns.run_tuned:RunTunedJson",
     "claims": "extensions.claims.verdict:ClaimsJson",
     "export": "extensions.export.command:ExportedJson",
     "export archive": "extensions.export.command:ArchivedJson",

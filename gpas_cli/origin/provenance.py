@@ -334,10 +334,9 @@ def _published(place: Place) -> list[PublishedNumber]:
     found = []
     for source, printed in place.cell.printed.items():
         table = printed.cell.table
-        if table is None or printed.value is None:
-            continue
-        where = (source, table.short, table.name, table.what)
-        found.append(PublishedNumber(*where, printed.value, printed.delta, table.as_if))
+        if printed.value is not None:
+            where = (source, table.short, table.name, table.what)
+            found.append(PublishedNumber(*where, printed.value, printed.delta, table.as_if))
     return found
 
 

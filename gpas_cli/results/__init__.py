@@ -44,7 +44,8 @@ from gpas_cli.report.checks import report_problems
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result, recorded, stage_keys
 from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.grid_table import build
-from gpas_cli.report.tables.table import Table, TableCell
+from gpas_cli.report.tables.render import numbers
+from gpas_cli.report.tables.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,7 @@ __all__ = ["Cells", "Results", "cells", "curves", "layer_curves", "metrics", "op
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 _Where: TypeAlias = str | Sequence[str]
 
+_OF_TABLE = ("metric", "mean", "std", "n", "wanted", "status", "delta", "delta_low", "delta_high", "p")
 # Columns of `cells` beside the labels: facts of the result of the cell's last stage that has one.
 _FACTS = ("attempt", "outcome", "host", "device", "gpu", "code", "git_commit", "git_dirty", "parameters", "last_step")
 _TEXT = ("fingerprint", "validation_fingerprint", "ended", "directory", "cause")
@@ -249,26 +251,12 @@ def _table_frame(table: Table) -> pd.DataFrame:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
                 names = {"row": row.full_title, **labels, table.spec.columns: column.label}
-                rows.append({**names, "metric": table.metric.name, **_cell_numbers(table, cell)})
+                ours = numbers(column, cell)
+                values = {name: ours[name] for name in _OF_TABLE}
+                printed = ((source, cell.printed.get(source)) for source in table.published)
+                values |= {f"published_{source}": one and one.value for source, one in printed}
+                rows.append(names | {name: math.nan if value is None else value for name, value in values.items()})
     return pd.DataFrame(rows)
-
-
-def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
-    summary, delta = cell.summary, cell.delta
-    low, high = (delta and delta.interval) or (math.nan, math.nan)
-    published = {source: cell.printed.get(source) for source in table.published}
-    return {
-        "mean": summary.mean if summary else math.nan,
-        "std": _number(summary.std if summary else None),
-        "n": summary.n if summary else 0,
-        "wanted": len(cell.statuses),
-        "status": cell.status,
-        "delta": delta.mean if delta else math.nan,
-        "delta_low": low,
-        "delta_high": high,
-        "p": _number(delta.p if delta else None),
-        **{f"published_{source}": _number(printed.value if printed else None) for source, printed in published.items()},
-    }
 
 
 def open(path: str | Path | None = None) -> Results:

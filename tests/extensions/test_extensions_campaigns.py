@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from cases import cases, file_text
 from face import EXPERIMENTS, Face, Said
+from goldens import as_yaml, compact, compare, golden_cases
 
 from gpas_cli.errors import Exit
 from gpas_cli.extensions.campaigns import run_claims
 from gpas_cli.extensions.campaigns.halving import Method, Trial, rounds
 from gpas_cli.grid.companions import seeds_path
-from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 
 CLAIMS = file_text("experiments/campaigns.yaml")
@@ -84,44 +84,17 @@ def check_added_seeds(claimed: Face, decided: Any) -> None:
     assert "no job to start" in claimed("run", "grid", "small", "--where", "norm=pre", *LOCAL).out
 
 
-def test_a_claim_without_an_effect_stays_undecided(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": 0.0})
-    said = claimed("run", "claims", "helps", *LOCAL, "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    assert "helps is undecided with 6 seeds; --max-seeds 12 continues." in said.out
-    assert len(ran(claimed)) == 12
-
-
-def test_a_false_claim_is_contradicted(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": 1.0})
-    found = run(claimed, "helps")
-    assert found["claims"][0]["verdict"] == "contradicted"
-    assert found["claims"][0]["parts"][0]["e_against"] >= 20
-
-
-def test_one_part_that_does_not_hold_decides_the_claim(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -1.0, "post": 3.0})
-    found = run(claimed, "helps-everywhere")
-    assert found["claims"][0]["verdict"] == "contradicted"
-    verdicts = {part["labels"]["norm"]: part["verdict"] for part in found["claims"][0]["parts"]}
-    assert verdicts["post"] == "contradicted"
-
-
-def test_seeds_go_where_a_decision_is_likely(claimed: Face) -> None:
-    """After four seeds each, the part with a large effect is decided; only the other one gets more."""
-    write_numbers(claimed, {"pre": -5.0, "post": 0.0})
-    found = run(claimed, "helps-everywhere", "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    parts = {part["labels"]["norm"]: part for part in found["claims"][0]["parts"]}
-    assert parts["pre"]["verdict"] == "supported"
-    assert len(parts["pre"]["seeds"]) < len(parts["post"]["seeds"]) == 6
-
-
-def test_where_limits_what_is_run_and_not_what_is_judged(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -5.0, "post": -5.0})
-    found = run(claimed, "helps-everywhere", "--where", "norm=pre", expect=Exit.INCOMPLETE)
-    parts = {part["labels"]["norm"]: part for part in found["claims"][0]["parts"]}
-    assert parts["pre"]["verdict"] == "supported"
-    assert parts["post"]["seeds"] == []
-    assert not any("post" in name for name in ran(claimed))
+@pytest.mark.parametrize("title", golden_cases("campaigns"))
+def test_a_campaign_is_that_of_the_golden_file(claimed: Face, title: str) -> None:
+    case = golden_cases("campaigns")[title]
+    write_numbers(claimed, case["effects"])
+    (claimed.folder / "acts.json").write_text(json.dumps(case.get("acts", {})))
+    said = claimed("run", "claims", *case["words"], *LOCAL, expect=None)
+    found = claimed("run", "claims", *case["words"], *LOCAL, "--json", expect=None).json
+    last = said.out.rpartition("verdict")[2].partition("\n")[2]  # the evidence after the last round
+    assert found["rounds"] == 0, "the second time"
+    text = f"exit {said.code}\n{last}{as_yaml(compact(found), flow=None)}ran: {' '.join(sorted(ran(claimed)))}"
+    compare("campaigns", title, text)
 
 
 def test_a_dry_run_changes_nothing(claimed: Face) -> None:
@@ -183,16 +156,6 @@ def test_a_failed_run_stops_its_part_and_is_named(claimed: Face) -> None:
     assert run(claimed, "helps")["claims"][0]["verdict"] == "supported"
 
 
-def test_a_run_that_diverges_prevents_support(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -5.0})
-    (claimed.folder / "acts.json").write_text(json.dumps({"pre-gpas-s2": "diverged"}))
-    found = run(claimed, "helps", "--max-seeds", "6", expect=Exit.INCOMPLETE)
-    (part,) = found["claims"][0]["parts"]
-    assert part["verdict"] == "undecided"
-    assert part["effects"][1] == "inf"
-    assert len(part["seeds"]) == 6
-
-
 def test_mistakes_are_named(claimed: Face) -> None:
     assert "did you mean 'helps'" in claimed("run", "claims", "help", expect=Exit.USAGE).err
     missing = claimed("run", "claims", "gpas-lowers-perplexity", "--toy", expect=Exit.USAGE).err
@@ -210,10 +173,6 @@ def write_rates(face: Face, best: dict[str, float]) -> None:
                 numbers[f"{name}-s1+lr{value:g}{words}"] = 8 + distance
             numbers[f"{name}-s1"] = 8 + max(1e-3 / rate, rate / 1e-3)
     (face.folder / "numbers.json").write_text(json.dumps(numbers))
-
-
-def tune(face: Face, *words: str, expect: Exit = Exit.DONE) -> Any:
-    return face("run", "tuned", "small", *words, *LOCAL, "--json", expect=expect).json
 
 
 def test_rounds_get_fewer_and_longer() -> None:
@@ -237,56 +196,19 @@ def test_the_best_of_a_round_has_a_worse_neighbour_on_both_sides_in_that_round()
     assert method.values == (1.0, 2.0, 4.0, 8.0)
 
 
-def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None:
-    write_rates(face, {"pre": 2e-3, "pre-gpas": 4e-3})
-    found = tune(face, "--where", "norm=pre")
-    assert {one["cell"]: (one["best"], one["at_edge"]) for one in found["methods"]} == {
-        "pre": (2e-3, False), "pre-gpas": (4e-3, False),
-    }  # fmt: skip
-    assert found["trainings"] == 5 / 4 + 2
-    for method, beyond in zip(found["methods"], (0, 1), strict=True):
-        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 3
-        assert method["trainings"] == (5 + beyond) / 4 + 3
-    assert len(ran(face)) == 17
-    assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
-    rates = {
-        entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
-    }
-    assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
-    assert tune(face, "--where", "norm=pre") == found
-    assert len(ran(face)) == 17
-    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
-    assert "end of the range" not in text.err
-    assert "gpas run small-tuned" in text.out
-
-
-@pytest.mark.long
-def test_a_range_is_extended_as_often_as_said_and_then_a_warning_names_it(face: Face) -> None:
-    write_rates(face, {"pre": 1.0, "pre-gpas": 1e-3})
-    found = tune(face, "--where", "norm=pre")
-    far, near = found["methods"]
-    assert sorted({one["value"] for one in far["trials"]}) == [1e-3 * 2**n for n in range(-2, 7)]
-    assert (far["best"], far["at_edge"], near["best"]) == (64e-3, True, 1e-3)
-    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
-    assert "pre: the best value is still at the end of the range; widen it with --factors" in text.err
-    assert "x 64" in text.out
-
-
-def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(face: Face) -> None:
-    write_rates(face, {"pre": 2e-3})
-    acts = face.folder / "acts.json"
-    acts.write_text(json.dumps({"pre-s1+lr0.002+steps1+warmup0": "diverged"}))
-    found = tune(face, "--where", "norm=pre", "--where", "gate=none")
-    (method,) = found["methods"]
-    assert method["best"] != 2e-3
-    assert {one["value"]: one["perplexity"] for one in method["trials"]}[2e-3] == "inf"
-    (face.folder / "experiments.tuned.yaml").unlink()
-    acts.write_text(json.dumps({"post-s1+lr0.002+steps1+warmup0": "fail"}))
-    failed = tune(face, "--where", "norm=post", "--where", "gate=none", expect=Exit.FAILED)
-    assert failed["methods"][0]["best"] is None
-    assert not (face.folder / "experiments.tuned.yaml").exists()
-    acts.unlink()
-    assert tune(face, "--where", "norm=post", "--where", "gate=none")["methods"][0]["best"]
+@pytest.mark.parametrize("title", golden_cases("tuned"))
+def test_a_search_is_that_of_the_golden_file(face: Face, title: str) -> None:
+    """It runs twice: the second time is free, but for trials that failed."""
+    case = golden_cases("tuned")[title]
+    write_rates(face, case["rates"])
+    (face.folder / "acts.json").write_text(json.dumps(case.get("acts", {})))
+    words = ("run", "tuned", "small", *case["words"], *LOCAL)
+    found = compact(face(*words, "--json", expect=None).json)
+    said = face(*words, expect=None)
+    file = face.folder / "experiments.tuned.yaml"
+    jobs = sorted(line.rpartition(" ")[0] for line in (face.folder / "ran.txt").read_text().splitlines())
+    text = said.out[said.out.index("Validation perplexity by") :] + said.err + as_yaml(found, flow=None)
+    compare("tuned", title, "\n".join([text, file.read_text() if file.exists() else "nothing is tuned", *jobs]))
 
 
 @pytest.mark.long

@@ -10,12 +10,12 @@ import pytest
 from cases import cases, file_text
 from grids import read, whole
 from named_papers import PACKS, SOURCES, published, tables
-from report_cases import recorded_cells
+from report_cases import recorded_cells, tuples
 from report_cells import DIFFERING, comparison
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
-from gpas_cli.extensions.campaigns.campaign import Candidate, candidates, chances, chosen
+from gpas_cli.extensions.campaigns.campaign import candidates, chances, chosen
 from gpas_cli.extensions.claims import checks
 from gpas_cli.extensions.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.extensions.claims.evaluate import evaluate
@@ -192,25 +192,23 @@ def assessed(effects: Mapping[str, Sequence[float | str | None]]) -> ClaimEviden
     return assess(evaluate(Claim("c", "A claim.", (comparison(),)), recorded_cells(cells)))
 
 
-CLEAR = (-0.9, -0.8, -1.0, -0.85, -0.95, -0.9)
-NOISE = (0.3, -0.4, 0.2, -0.1, 0.35, -0.3)
+@cases("extensions/cases.yaml", step=1)
+def test_the_next_seeds_of_parts(
+    effects: dict[str, list[float | None]], most: int, step: int, seeds: list[list[list[int]]]
+) -> None:
+    """No verdict is possible before the fourth seed: the missing ones are run together."""
+    found = candidates([assessed(effects)], 0.05, most, step)
+    assert tuple((one.at, one.seeds) for one in found) == tuples(seeds)
 
 
-def test_the_first_seeds_are_run_together() -> None:
-    """No verdict is possible before the fourth seed; two of them are there or pending, and two are new."""
-    (found,) = candidates([assessed({"pre": (-0.9, None)})], 0.05, 8)
-    assert found.seeds == (2, 3, 4)
-    (found,) = candidates([assessed({"pre": (-0.9, -0.2, -0.9, -0.1)})], 0.05, 8)
-    assert found.seeds == (5,)
-    (found,) = candidates([assessed({"pre": (-0.9, -0.2, -0.9, -0.1)})], 0.05, 6, step=5)
-    assert found.seeds == (5, 6)
-
-
-def test_no_seed_beyond_the_maximum_or_for_a_decided_part() -> None:
-    assert candidates([assessed({"pre": NOISE})], 0.05, 6) == []
-    assert candidates([assessed({"pre": CLEAR})], 0.05, 8) == []
-    found = candidates([assessed({"pre": CLEAR, "lns": NOISE})], 0.05, 8)
-    assert [candidate.at for candidate in found] == [(0, 1)]
+@cases("extensions/cases.yaml")
+def test_the_part_that_is_run_first(
+    effects: dict[str, list[float]], most: int, hours: list[list[float]], parts: list[list[int]]
+) -> None:
+    found = candidates([assessed(effects)], 0.05, most)
+    for own, expected in zip(hours, parts, strict=True):
+        costing = [replace(one, gpu_hours=hours) for one, hours in zip(found, own, strict=True)]
+        assert [one.at[1] for one in chosen(costing)] == expected
 
 
 def test_the_chance_grows_with_the_effect_and_with_seeds() -> None:
@@ -224,24 +222,6 @@ def test_the_chance_grows_with_the_effect_and_with_seeds() -> None:
     assert chances(large, 0.05, 1, 4) == good  # the same on every machine and in every invocation
     blocked = assessed({"pre": (-0.8, -0.5, -0.9, "diverged")}).parts[0]
     assert chances(blocked, 0.05, 1, 4)[-1] < 0.05  # no number of seeds supports the claim any more
-
-
-def costing(found: list[Candidate], *hours: float) -> list[Candidate]:
-    """Return the next round if the seeds of the parts cost so many hours."""
-    return chosen([replace(one, gpu_hours=own) for one, own in zip(found, hours, strict=True)])
-
-
-def test_a_cheap_part_goes_before_an_expensive_one() -> None:
-    found = candidates([assessed({"pre": (-0.8, -0.5, -0.9), "lns": (-0.8, -0.5, -0.9)})], 0.05, 8)
-    assert [candidate.at for candidate in costing(found, 1.0, 50.0)] == [(0, 0)]
-    assert [candidate.at for candidate in costing(found, 50.0, 1.0)] == [(0, 1)]
-    assert [candidate.at for candidate in costing(found, 1.5, 1.0)] == [(0, 1), (0, 0)]
-    assert chosen([]) == []
-
-
-def test_a_promising_part_goes_before_a_hopeless_one() -> None:
-    found = candidates([assessed({"pre": (0.9, -0.8, 0.5, -0.6), "lns": (-0.8, -0.5, -0.9)})], 0.05, 6)
-    assert [candidate.at for candidate in costing(found, 1.0, 1.0)] == [(0, 1)]
 
 
 @cases("extensions/cases.yaml")

@@ -194,14 +194,6 @@ def test_a_difference_that_is_rounding_ties_with_its_bound() -> None:
     assert (is_inside(INF, 0.0, INF, 50.0), is_inside(-INF, 0.0, INF, 50.0)) == (True, False)
 
 
-def test_nan_is_no_evidence() -> None:
-    nan = math.nan
-    assert (sign_test([nan] * 6, -INF, 0.0).inside, sign_test([nan] * 6, -INF, 0.0).outside) == (1, 1)
-    assert sign_test([nan, -INF, -1.0], -INF, 0.0) == sign_test([-INF, -1.0], -INF, 0.0)
-    assert t_test([nan, *EFFECTS], -INF, 0.0, 0.95) == t_test(EFFECTS, -INF, 0.0, 0.95)
-    assert t_test([nan], -INF, 0.0, 0.95).p is None
-
-
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_effects_of_any_size_are_tested(size: float) -> None:
     tested = t_test([size * effect for effect in EFFECTS], -INF, 0.0, 0.95)
@@ -216,16 +208,6 @@ def test_diverged_runs_are_counted_by_sign(effects: list[float], k: int) -> None
 
     assert tested.inside == pytest.approx(min(1, 2 * binomtest(k, n, alternative="greater").pvalue))
     assert tested.outside == pytest.approx(min(1, 2 * binomtest(n - k, n, alternative="greater").pvalue))
-
-
-@pytest.mark.parametrize(("low", "high", "mean"), [(-INF, 0.0, 0.0), (-0.5, 0.5, 0.5), (-0.5, 0.5, -0.5)])
-def test_a_true_null_is_rejected_no_more_often_than_said(low: float, high: float, mean: float) -> None:
-    draw = random.Random(11)
-    runs = 4000
-    tested = [t_test([draw.gauss(mean, 1) for _ in range(3)], low, high, 0.95) for _ in range(runs)]
-    slack = 3 * math.sqrt(0.025 * 0.975 / runs)
-    assert sum(one.inside <= 0.05 for one in tested) / runs <= 0.025 + slack
-    assert sum(one.outside <= 0.05 for one in tested) / runs <= 0.025 + slack
 
 
 LAYERS = 12

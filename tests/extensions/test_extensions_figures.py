@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import cases
@@ -75,8 +76,7 @@ def alike(*cells: tuple[str, str, Label]) -> tuple[Series, ...]:
         [("pre", "none", n) for n in range(30)],
     ],
 )
-def test_no_two_of_many_lines_look_alike(cells: list[tuple[str, str, Label]]) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_no_two_of_many_lines_look_alike(cells: list[tuple[str, str, Label]], matplotlib: Any) -> None:
     found = [look(one, 100) for one in alike(*cells)]
     assert len({repr([one[name] for name in ("color", "linestyle", "marker")]) for one in found}) == len(cells)
 
@@ -111,8 +111,7 @@ def test_the_legend_names_methods_and_says_what_the_bands_are(tmp_path: Path) ->
         assert text.count(colour.lower()) >= 4  # line, band and legend of a scheme with and without the gate
 
 
-def test_panels_with_legends_of_their_own_have_one_explanation(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_panels_with_legends_of_their_own_have_one_explanation(tmp_path: Path, matplotlib: Any) -> None:
     points = ((1.0, 1.0), (2.0, 2.0))
     panels = [
         Figure(f"({n})", "layer", "variance", lines=(Line(f"law {n}", points, style=1),), note="dashed: a law")
@@ -197,8 +196,9 @@ def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("width", "rows"), [(None, 1), (2.0, 2)])
-def test_heat_maps_are_high_enough_and_their_numbers_do_not_overlap(width: float | None, rows: int) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_heat_maps_are_high_enough_and_their_numbers_do_not_overlap(
+    width: float | None, rows: int, matplotlib: Any
+) -> None:
     from matplotlib.figure import Figure as Canvas
 
     row = tuple(1.0 + n for n in range(51))
@@ -218,8 +218,7 @@ def test_heat_maps_are_high_enough_and_their_numbers_do_not_overlap(width: float
 
 
 @pytest.mark.parametrize("size", [(3.3, 2.4), (10.0, 3.0)])
-def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float]) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_everything_is_inside_the_canvas(tmp_path: Path, size: tuple[float, float], matplotlib: Any) -> None:
     from matplotlib.figure import Figure as Canvas
 
     made = figure(HOSTILE, title=HOSTILE * 3)
@@ -245,8 +244,7 @@ def test_user_text_is_neither_formula_nor_hidden(tmp_path: Path) -> None:
     assert ">$\\frac<" in text
 
 
-def test_the_suffix_names_the_format_and_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_the_suffix_names_the_format_and_the_same_data_gives_the_same_files(tmp_path: Path, matplotlib: Any) -> None:
     paths = [tmp_path / "new" / f"x{suffix}" for suffix in (".pdf", ".svg", ".PNG")]
     save(Sheet((importance(log=True),)), paths)
     first = [path.read_bytes() for path in paths]
@@ -329,7 +327,6 @@ def test_over_updates_there_is_no_depth() -> None:
 
 
 def shown(figure: Figure, width: int = 80) -> str:
-    pytest.importorskip("plotille", reason="plotille is not installed")
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(Plot(figure))

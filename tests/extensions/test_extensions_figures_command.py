@@ -1,6 +1,7 @@
 """`gpas figure`: curves, ratios and the papers' figures, in files, JSON and the terminal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attempts import attempt_at
@@ -49,8 +50,7 @@ def test_heat_maps_have_the_means_over_seeds_of_every_distance(tmp_path: Path) -
     assert line["matrix"] is None
 
 
-def test_a_file_for_each_suffix(project: Face) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_a_file_for_each_suffix(project: Face, matplotlib: Any) -> None:
     done = project("figure", "g", "-o", "out/a.pdf", "-o", "out/b")
     assert done.out == (
         "Wrote out/a.pdf and out/b.svg and out/b.png: 4 lines from 7 runs; 1 of 8 cells have no such curve yet.\n"
@@ -60,8 +60,7 @@ def test_a_file_for_each_suffix(project: Face) -> None:
     assert ">Training loss, g<" in (project.folder / "out/b.svg").read_text()
 
 
-def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Path, matplotlib: Any) -> None:
     project = Face(tmp_path / "project", GRIDS.replace("[pre, lns]", "[pre]"))
     for i, entry in enumerate(project.cells()):
         values = {"gate": [0.1 * i, 0.2, 0.3]} if entry.cell.model.gate else {"grad_norm": [1.0, 2.0, 3.0]}
@@ -80,8 +79,7 @@ def test_options_of_gpas_figure_with_a_mistake_are_refused(project: Face, words:
     assert message in " ".join(project("figure", *words, expect=2).err.split())
 
 
-def test_files_of_figures_of_papers(project: Face) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_files_of_figures_of_papers(project: Face, matplotlib: Any) -> None:
     project("figure", "paper", "gpas-4", "--grid", "g", "-o", "papers")
     drawn = {path.name: path.read_bytes() for path in (project.folder / "papers").iterdir()}
     assert drawn.keys() == {"gpas-4.pdf", "gpas-4.png", "gpas-4.svg"}
@@ -89,14 +87,12 @@ def test_files_of_figures_of_papers(project: Face) -> None:
 
 
 def test_a_figure_in_the_terminal(project: Face) -> None:
-    pytest.importorskip("plotille", reason="plotille is not installed")
     done = project("figure", "--terminal", "--where", "norm=pre")
     assert "2 Pre-LN + GPAS" in done.out
     assert not (project.folder / "figure.svg").exists()
 
 
-def test_too_few_sizes_for_a_power_law(project: Face) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+def test_too_few_sizes_for_a_power_law(project: Face, matplotlib: Any) -> None:
     said = project("figure", "scaling", "g", "-o", "s.svg")
     assert "Wrote s.svg." in said.out
     assert "too few points" in said.out

@@ -1,10 +1,10 @@
 """The database's answers, from an in-memory SQLite filled by hand."""
 
-import math
 from pathlib import Path
 
 import pytest
-from report_cells import entry, spec
+from goldens import as_yaml, compact, compare, golden_cases
+from report_cells import entry
 from report_database import add
 from sqlalchemy import Engine, event
 
@@ -13,59 +13,22 @@ from gpas_cli.origin.diff import differences
 from gpas_cli.origin.provenance import trace_number
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, curves, layer_curves
-from gpas_cli.report.recorded import SPIKE_METRICS, read_results, rows_through, stage_keys
-from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.recorded import read_results, rows_through
 
 
-def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:
-    resumed, calm = entry(seed=1), entry(seed=2)
-    add(engine, resumed.cell, 1, "interrupted", spikes={"spike_loss": [3, 40], "spike_grad_norm": [7]})
-    add(engine, resumed.cell, 2, "done", 33.0, spikes={"spike_loss": [40, 55]})
-    add(engine, calm.cell, 1, "done", 34.0)
-    gone = add(engine, entry(seed=3).cell, 1, "done", 35.0, gone=1.0, spikes={"spike_loss": [3]})
-    entries = [resumed, calm]
-    found = read_results(engine, [*stage_keys(entries), gone])
-    keys = [resumed.cell.key, calm.cell.key, gone]
-    counts = [tuple(found[key].metrics.get(name) for name in SPIKE_METRICS.values()) for key in keys]
-    assert counts == [(3, 1), (0, 0), (None, None)]
-    (row,) = build(entries, {}, found, spec(value="loss_spikes")).rows
-    assert row.cells[0].values == {1: 3, 2: 0}
-
-
-def test_skipped_updates_are_counted_where_there_can_be_any(engine: Engine) -> None:
-    scaled, steady, single = entry(seed=1), entry(seed=2), entry(seed=3)
-    add(engine, scaled.cell, 1, "interrupted", precision="fp16", spikes={"skipped": [1, 9]})
-    add(engine, scaled.cell, 2, "done", 33.0, precision="fp16", spikes={"skipped": [9]})
-    add(engine, steady.cell, 1, "done", 34.0, precision="fp16")
-    add(engine, single.cell, 1, "done", 35.0)
-    entries = [scaled, steady, single]
-    found = read_results(engine, stage_keys(entries))
-    assert [found[one.cell.key].metrics.get("skipped_updates") for one in entries] == [2, 0, None]
-
-
-def test_the_latest_decisive_attempt_counts(engine: Engine) -> None:
-    cell = entry().cell
-    key = add(engine, cell, 2, "done", 33.0, code="new", fingerprint="f00d", git_dirty=False)
-    add(engine, cell, 1, "done", 99.0, code="old")
-    add(engine, cell, 3, "failed", 11.0)
-    add(engine, cell, 4, None)
-    found = read_results(engine, [key, "0" * 16])
-    assert list(found) == [key]
-    one = found[key]
-    assert (one.number, one.metrics["perplexity"], one.code, one.stage) == (2, 33.0, "new", "pretrain")
-    assert (one.fingerprint, one.git_dirty, one.cause, one.directory) == ("f00d", False, "", f"{key[:2]}/{key}/002")
-
-
-def test_diverged_is_decisive_and_running_is_not(engine: Engine) -> None:
-    diverged, running = entry(seed=1).cell, entry(seed=2).cell
-    keys = [add(engine, diverged, 1, "diverged", cause="loss is nan"), add(engine, running, 1, None)]
-    found = read_results(engine, keys)
-    assert [(r.outcome, r.cause) for r in found.values()] == [("diverged", "loss is nan")]
-
-
-def test_a_number_that_is_not_one_survives(engine: Engine) -> None:
-    key = add(engine, entry().cell, 1, "diverged", math.nan)
-    assert math.isnan(read_results(engine, [key])[key].metrics["perplexity"])
+@pytest.mark.parametrize("title", golden_cases("attempts"))
+def test_results_and_curves_are_those_of_the_golden_file(engine: Engine, title: str) -> None:
+    seeds: dict[str, int] = {}
+    for case in golden_cases("attempts")[title]:
+        seed, number, outcome, perplexity, more = case
+        seeds[add(engine, entry(seed=seed).cell, number, outcome, perplexity, **more)] = seed
+    found = [
+        f"seed {seeds[key]}: {as_yaml(compact({**vars(one), 'key': '', 'directory': one.directory[-3:]}))}"
+        for key, one in read_results(engine, [*seeds, "0" * 16]).items()
+    ]
+    read = (curves(engine, seeds, "loss"), curves(engine, seeds, "loss", number=1), layer_curves(engine, seeds, "gate"))
+    found += [f"  curve of seed {seeds[key]}: {of[key]}\n" for of in read for key in seeds if key in of]
+    compare("attempts", title, "".join(found))
 
 
 def test_more_keys_than_one_statement_takes(engine: Engine) -> None:
@@ -125,19 +88,6 @@ def keys(engine: Engine) -> list[str]:
     key = add(engine, cell, 1, "interrupted", curves={10: 5.0, 20: 4.0, 30: 3.9}, layers={10: [0.1, 0.2], 20: [0.3]})
     add(engine, cell, 2, "done", 33.0, curves={20: 4.1, 30: 3.5, 40: 3.0}, layers={20: [0.4, 0.5]})
     return [key, add(engine, other, 1, "done", 33.0, curves={10: 77.0}), none.stages[0].key]
-
-
-def test_attempts_are_joined_and_the_latest_counts(engine: Engine, keys: list[str]) -> None:
-    assert curves(engine, keys, "loss") == {
-        keys[0]: [(10, 5.0), (20, 4.1), (30, 3.5), (40, 3.0)],
-        keys[1]: [(10, 77.0)],
-    }
-    assert layer_curves(engine, keys, "gate") == {keys[0]: [(10, {0: 0.1, 1: 0.2}), (20, {0: 0.4, 1: 0.5})]}
-    assert curves(engine, keys, "lr") == {}
-
-
-def test_one_attempt_alone(engine: Engine, keys: list[str]) -> None:
-    assert curves(engine, keys[:1], "loss", number=1) == {keys[0]: [(10, 5.0), (20, 4.0), (30, 3.9)]}
 
 
 @pytest.mark.parametrize(("until", "last"), [(LAST, (40, 3.0)), (39, (30, 3.5)), (10, (10, 5.0))])

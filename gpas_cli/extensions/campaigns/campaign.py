@@ -33,14 +33,6 @@ _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide 
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The level of the test, and the most seeds of a part."""
-
-    level: float
-    max_seeds: int
-
-
-@dataclass(frozen=True)
 class Candidate:
     """A part that is undecided, and the seeds that it would get next.
 
@@ -75,14 +67,15 @@ def entries_of(following: Iterable[Candidate]) -> list[Entry]:
 class Campaign:
     """Claims to decide, the cells to run for them, and what has been added so far.
 
-    where: conditions on the cells to run. recorded: opens what is recorded about some cells. cost: of running some
-    cells. added: seeds by grid and cell. stuck: positions (claim, part) whose runs gave no number. rounds: of runs.
-    failed: whether a run failed.
+    where: conditions on the cells to run. level: of the test. max_seeds: the most seeds of a part. recorded: opens what
+    is recorded about some cells. cost: of running some cells. added: seeds by grid and cell. stuck: positions (claim,
+    part) whose runs gave no number. rounds: of runs. failed: whether a run failed.
     """
 
     claims: list[Claim]
     where: list[str]
-    rules: Rules
+    level: float
+    max_seeds: int
     project: Project
     experiments: Experiments
     recorded: Callable[[list[Entry]], AbstractContextManager[Recorded]]
@@ -97,7 +90,7 @@ class Campaign:
         file.
         """
         with self.recorded(self._cells(declared or self.experiments)) as known:
-            return [assess(evaluate(claim, known), self.rules.level) for claim in self.claims]
+            return [assess(evaluate(claim, known), self.level) for claim in self.claims]
 
     def _cells(self, declared: Experiments) -> list[Entry]:
         """Return the cells of all grids that the claims compare."""
@@ -111,12 +104,11 @@ class Campaign:
 
     def remaining(self, state: Sequence[ClaimEvidence]) -> list[Entry]:
         """Return every cell that would run if no further part were decided."""
-        return entries_of(self._planned(self._candidates(state, self.rules.max_seeds)))
+        return entries_of(self._planned(self._candidates(state, self.max_seeds)))
 
     def _candidates(self, state: Sequence[ClaimEvidence], step: int = 1) -> list[Candidate]:
         """Return the parts that may get further seeds, `step` at a time."""
-        rules = self.rules
-        found = candidates(state, rules.level, rules.max_seeds, step)
+        found = candidates(state, self.level, self.max_seeds, step)
         return [candidate for candidate in found if candidate.at not in self.stuck]
 
     def _planned(self, found: Sequence[Candidate]) -> list[Candidate]:

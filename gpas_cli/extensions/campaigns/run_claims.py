@@ -12,8 +12,8 @@ from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.extensions.campaigns.campaign import Campaign, Round, Rules, entries_of
-from gpas_cli.extensions.campaigns.tuning import tune
+from gpas_cli.extensions.campaigns.campaign import Campaign, Round, entries_of
+from gpas_cli.extensions.campaigns.run_tuned import tune
 from gpas_cli.extensions.claims.declared import select_claims, tuned_claims
 from gpas_cli.extensions.claims.options import Tuned, complete_claim
 from gpas_cli.extensions.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord, styled
@@ -115,24 +115,24 @@ def run_claims(
     Example: gpas run claims gpas-lowers-perplexity --toy --max-seeds 8
     """
     STATE.check_reports = True
-    rules = Rules(level, max_seeds)
     chosen = _claims(names, toy)
     if tuned:
         code = Exit.DONE if dry_run else tune([grid for claim in chosen for grid in claim.grids], options)
         if code is not Exit.DONE:
             raise typer.Exit(code)
         chosen = tuned_claims(experiments(), chosen)
-    _run(chosen, list(where or []), rules, options, dry_run=dry_run)
-
-
-def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
-    """Run rounds until every claim is decided or nothing can be added, and exit."""
     scheduler, note = choose(options.executor, project().runs)
     if note:
         say(note)
     campaign = Campaign(
-        claims, where, rules, project(), experiments(), recorded_of, lambda cells: plan_for(scheduler, cells).estimate
-    )
+        chosen, list(where or []), level, max_seeds, project(), experiments(), recorded_of,
+        lambda cells: plan_for(scheduler, cells).estimate,
+    )  # fmt: skip
+    _run(campaign, scheduler, options, dry_run=dry_run)
+
+
+def _run(campaign: Campaign, scheduler: Scheduler, options: RunOptions, *, dry_run: bool) -> NoReturn:
+    """Run rounds until every claim is decided or nothing can be added, and exit."""
     state = _shown(campaign)
     following = campaign.next_round(state)
     if dry_run:
@@ -155,7 +155,7 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
 
 def _shown(campaign: Campaign) -> list[ClaimEvidence]:
     state = campaign.evidence()
-    say(_evidence_table(state, campaign.rules))
+    say(_evidence_table(state, campaign))
     return state
 
 
@@ -182,7 +182,7 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     """Print the outcome and exit."""
     undecided = any(claim.verdict == "undecided" for claim in state)
     code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
-    for line in _conclusions(state, campaign.stuck_parts(state), campaign.rules):
+    for line in _conclusions(state, campaign):
         say(line)
     words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
     exit_with(_document(campaign, state, following, code), code, options.notify, f"gpas: {words}")
@@ -203,27 +203,27 @@ def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
     return chosen
 
 
-def _evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
+def _evidence_table(claims: Sequence[ClaimEvidence], campaign: Campaign) -> Columns:
     """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
     rows: list[tuple[Any, ...]] = []
     for claim in claims:
         whole = styled(claim.verdict)
         if len(claim.parts) == 1:
-            rows.append((claim.claim.name, *_numbers(claim.parts[0], rules), whole))
+            rows.append((claim.claim.name, *_numbers(claim.parts[0], campaign), whole))
             continue
         rows.append((claim.claim.name, "", "", "", "", "", whole))
         for part in claim.parts:
-            rows.append((f"  {part.part.title}", *_numbers(part, rules), styled(part.verdict)))
-    percent = f"{100 * (1 - rules.level):g} % interval"
+            rows.append((f"  {part.part.title}", *_numbers(part, campaign), styled(part.verdict)))
+    percent = f"{100 * (1 - campaign.level):g} % interval"
     headers = ("claim", "seeds", "effect", percent, "for", "against", "verdict")
     return Columns(headers, rows, right=frozenset(("seeds", "effect", "for", "against")))
 
 
-def _numbers(part: PartEvidence, rules: Rules) -> tuple[str, str, str, str, str]:
+def _numbers(part: PartEvidence, campaign: Campaign) -> tuple[str, str, str, str, str]:
     effect = "" if part.effect is None else f"{part.effect:+.4g}"
     limits = part.interval
     interval = "" if limits is None else f"{limits[0]:+.4g} to {limits[1]:+.4g}"
-    seeds = f"{len(part.seeds)}/{max(rules.max_seeds, len(part.seeds))}"
+    seeds = f"{len(part.seeds)}/{max(campaign.max_seeds, len(part.seeds))}"
     return seeds, effect, interval, _e(part.evidence.inside), _e(part.evidence.outside)
 
 
@@ -247,19 +247,20 @@ def _round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
 
 
-def _conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:
+def _conclusions(claims: Sequence[ClaimEvidence], campaign: Campaign) -> Iterator[str]:
     """Yield a sentence for each claim, and what prevents parts from getting more seeds."""
+    most = campaign.max_seeds
     for claim in claims:
         name = claim.claim.name
         if claim.reason:
             yield f"{name}: {claim.reason}"
         elif claim.verdict != "undecided":
-            yield f"{name} is {claim.verdict}, by a test that errs with a probability of at most {rules.level:g}."
-        elif all(len(part.seeds) >= rules.max_seeds for part in claim.parts if part.verdict == "undecided"):
-            yield f"{name} is undecided with {rules.max_seeds} seeds; --max-seeds {2 * rules.max_seeds} continues."
+            yield f"{name} is {claim.verdict}, by a test that errs with a probability of at most {campaign.level:g}."
+        elif all(len(part.seeds) >= most for part in claim.parts if part.verdict == "undecided"):
+            yield f"{name} is undecided with {most} seeds; --max-seeds {2 * most} continues."
         else:
             yield f"{name} is undecided."
-    for part in stuck:
+    for part in campaign.stuck_parts(claims):
         blocking = {status.entry.id: status.state for status in part.waiting(part.pending[:1])}
         if blocking:
             cells = listed([f"{name} ({state})" for name, state in blocking.items()], _NAMED)
@@ -269,8 +270,8 @@ def _conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence],
 def _document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
     return RunClaimsJson(
         exit_code=int(code),
-        level=campaign.rules.level,
-        max_seeds=campaign.rules.max_seeds,
+        level=campaign.level,
+        max_seeds=campaign.max_seeds,
         rounds=campaign.rounds,
         claims=[
             _EvidenceJson(

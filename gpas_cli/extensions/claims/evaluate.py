@@ -18,7 +18,7 @@ spread     of standard deviations over seeds: the t test of a correlation. No se
 each-run   no test: the claim is about every run.
 
 Effects that equal a bound, or each other, up to rounding of the compared numbers are ties; the largest of these numbers
-is `scale`. NaN is no evidence and is left out.
+is `scale`. A seed whose number is NaN has no effect.
 """
 
 from __future__ import annotations
@@ -270,10 +270,7 @@ class _Assessed:
 
 def t_test(effects: Sequence[float], low: float, high: float, level: float, scale: float = 0.0) -> _Assessed:
     """Test finite effects. Without a spread (one effect, or equal ones) there is a mean but no p value."""
-    known = [effect for effect in effects if not math.isnan(effect)]
-    if not known:
-        return _Assessed("t")
-    summary = aggregate(known, scale)
+    summary = aggregate(effects, scale)
     covered = mean_interval(summary, level)
     if not summary.std:
         return _Assessed("t", mean=summary.mean, interval=covered)
@@ -314,8 +311,8 @@ def spread_test(part: Part) -> _Assessed:
 
 
 def is_inside(effect: float, low: float, high: float, scale: float) -> bool | None:
-    """Return whether an effect lies in (low, high), None for NaN and for a finite one that ties with a bound."""
-    if math.isnan(effect) or (math.isfinite(effect) and (same(effect, low, scale) or same(effect, high, scale))):
+    """Return whether an effect lies in (low, high), None for a finite one that ties with a bound."""
+    if math.isfinite(effect) and (same(effect, low, scale) or same(effect, high, scale)):
         return None
     return low < effect < high or (math.isinf(effect) and effect in (low, high))
 

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated
 
 import typer
 
-from gpas_cli import extension
 from gpas_cli.cli import options as shared
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project, recorded_of
@@ -24,6 +21,7 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.spec.extensions import part
 from gpas_cli.structure import FLAT, Document, DocumentJson
 from gpas_cli.words import count, listed
 
@@ -235,7 +233,7 @@ def paper(
     requests = _requests(chosen, grid, toy)
     drawn = {entry.id: entry for request in requests for entry in request.entries}
     with recorded_of(list(drawn.values())) as known:
-        made = [paper_figures.make(one, known, partial(_computed, "identity_bounds")) for one in requests]
+        made = [paper_figures.make(one, known, _bounds) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -294,16 +292,10 @@ def _json(figure: paper_figures.PaperFigure, files: Sequence[Path]) -> _PaperFig
     return _PaperFigureJson(figure=figure, heading=figure.heading, panels=panels, files=files if panels else [])
 
 
-def _computed(curve: str, entry: Entry) -> list[float]:
-    """Return a curve by layer of a cell that an extension computes.
-
-    Raises GpasError without that extension or torch.
-    """
-    if reason := extension.missing(curve, "curves"):
-        raise GpasError(reason)
-    place = next(one.curves[curve] for one in extension.known() if curve in one.curves)
+def _bounds(entry: Entry) -> list[float]:
+    """Return the bounds of a cell by layer. Raises GpasError without the extension that computes them, or torch."""
     try:
-        compute = resolve_name(place)
+        compute = part("identity_bounds")
     except ImportError as error:
         raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
     here, cell = project(), entry.cell

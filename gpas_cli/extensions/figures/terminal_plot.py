@@ -15,7 +15,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from gpas_cli.errors import GpasError
 from gpas_cli.extensions.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.report.quantities import Points
 from gpas_cli.words import printable
@@ -108,10 +107,8 @@ class _Frame:
         return "".join(line).rstrip()
 
     def _canvas(self, curves: Sequence[_Curve]) -> str:
-        try:
-            from plotille import Canvas
-        except ModuleNotFoundError as error:
-            raise GpasError("plots in the terminal need plotille: pip install plotille") from error
+        from plotille import Canvas
+
         canvas = Canvas(
             self.width, _PLOT_LINES, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True
         )

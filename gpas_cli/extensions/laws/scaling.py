@@ -5,7 +5,7 @@ Along the papers' sizes, tokens grow with parameters: these are laws of a family
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.power_law import LEAST_POINTS, PowerLaw, fit
 from gpas_cli.statistics.stats import aggregate
-from gpas_cli.words import count
+from gpas_cli.words import count, grouped
 
 _OURS = "ours"
 _DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
@@ -85,13 +85,14 @@ def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[Pack, 
     laws: list[Law] = []
     for title, points in sources:
         one_size = len({point.parameters for point in points}) == 1 < len({point.tokens for point in points})
+        methods = grouped((point.method, point) for point in points)
         for over, x in () if not points else _LENGTHS if one_size else _AXES:
             own = []
-            for method, alike in _by_method(points):
+            for method, alike in methods.items():
                 pairs = [(getattr(point, over), point.loss) for point in alike]
                 own.append(Law(title, method, over, len({x for x, _ in pairs}), fit(pairs)))
             laws += own
-            panels.append(_panel(title, x, points, over, own))
+            panels.append(_panel(title, x, methods, over, own))
     missing = tuple(entry.id for entry in entries if _loss(entry, known) is None)
     return Scaling(tuple(panels), tuple(laws), missing)
 
@@ -108,13 +109,12 @@ def _loss(entry: Entry, known: Recorded) -> tuple[float, float] | None:
 
 def _ours(entries: Sequence[Entry], known: Recorded) -> list[_Point]:
     """Return a point for each method and size, the mean over seeds."""
-    groups: dict[tuple[str, str, int], list[tuple[Entry, float, float]]] = {}
     methods = _methods(entries)
-    for entry in {entry.cell.key: entry for entry in entries}.values():
-        found = _loss(entry, known)
-        if found is not None:
-            key = (methods[entry.id], str(entry.axes["size"]), entry.cell.optim.updates)
-            groups.setdefault(key, []).append((entry, *found))
+    groups = grouped(
+        ((methods[entry.id], str(entry.axes["size"]), entry.cell.optim.updates), (entry, *found))
+        for entry in {entry.cell.key: entry for entry in entries}.values()
+        if (found := _loss(entry, known)) is not None
+    )
     return [
         _point(runs[0][0], method, aggregate([loss for _, loss, _ in runs]).mean, runs[0][2])
         for (method, *_), runs in groups.items()
@@ -166,18 +166,13 @@ def _point(entry: Entry, method: str, loss: float, tokens: float) -> _Point:
     )
 
 
-def _by_method(points: Sequence[_Point]) -> Iterator[tuple[str, list[_Point]]]:
-    for method in dict.fromkeys(point.method for point in points):
-        yield method, [point for point in points if point.method == method]
-
-
-def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Sequence[Law]) -> Figure:
+def _panel(source: str, x: str, methods: Mapping[str, Sequence[_Point]], over: str, laws: Sequence[Law]) -> Figure:
     """Return the plot: points of each method, and its law as a line with a band."""
     lines: list[Line] = []
-    norms = list(dict.fromkeys(point.norm for point in points))
+    norms = list(dict.fromkeys(point.norm for own in methods.values() for point in own))
     if set(norms) <= SCHEMES.keys():
         norms = list(SCHEMES)  # each has its colour in every figure
-    for (method, own), law in zip(_by_method(points), laws, strict=True):
+    for (method, own), law in zip(methods.items(), laws, strict=True):
         look: dict[str, Any] = {"colour": norms.index(own[0].norm), "style": 0 if own[0].gated else 1}
         pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))
         lines.append(Line(method, pairs, form="points", in_legend=law.law is None, **look))

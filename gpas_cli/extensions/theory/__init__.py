@@ -8,5 +8,5 @@ EXTENSION = Extension(
     name="theory",
     requires=("figures",),
     commands={"theory": Command("More to read", "gpas_cli.extensions.theory.command", _ABOUT)},
-    curves={"identity_bounds": "gpas_cli.extensions.theory.initialisation:identity_bounds"},
+    parts={"identity_bounds": "gpas_cli.extensions.theory.initialisation:identity_bounds"},
 )

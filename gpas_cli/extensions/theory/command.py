@@ -164,7 +164,9 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
         "Exponents of L; for Psi, of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
         f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights."
     )
-    document = StabilityJson(layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
+    document = StabilityJson(
+        layers=layers, dimension=dimension, statements=documents, panels=list(map(as_json, figures))
+    )
     _show(figures, output, document, Columns(heads, lines, right=frozenset(heads[2:-1])), note)
 
 
@@ -190,7 +192,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     ]
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
-    document = NormsJson(cell=entry.id, growths=found, panels=_panels(figures))
+    document = NormsJson(cell=entry.id, growths=found, panels=list(map(as_json, figures)))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -216,7 +218,9 @@ def length(cell: Cell, *, output: Output) -> None:
             for p in found.points]  # fmt: skip
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
-    document = LengthJson(cell=entry.id, points=found.points, exponent=found.exponent, panels=_panels(figures))
+    document = LengthJson(
+        cell=entry.id, points=found.points, exponent=found.exponent, panels=list(map(as_json, figures))
+    )
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -242,7 +246,7 @@ def depth(cell: Cell, *, output: Output) -> None:
     remarks = depth_remarks(entry.cell, bound)
     document = DepthJson(
         cell=entry.id, depth=asdict(bound) if bound else None, stages=asdict(stages), remarks=remarks,
-        panels=_panels(figures),
+        panels=list(map(as_json, figures)),
     )  # fmt: skip
     note = "\n".join([*depth_results(bound, stages), *remarks])
     _show(figures, output, document, depth_table(bound, stages), note)
@@ -280,7 +284,7 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
     note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
-    document = CoordinatesJson(cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
+    document = CoordinatesJson(cell=entry.id, updates=updates, changes=found, panels=list(map(as_json, figures)))
     _show(figures, output, document, Columns(heads, rows, right=frozenset(heads[3:-1])), note)
     if any(one.flat is False for one in found):
         raise typer.Exit(Exit.FAILED)
@@ -329,10 +333,6 @@ def _show(figures: list[Figure], output: Output, document: DocumentJson, table: 
         return
     say(table)
     say(note, soft_wrap=True)
-
-
-def _panels(figures: list[Figure]) -> list[PlotJson]:
-    return [as_json(figure) for figure in figures]
 
 
 def _theory_of(cell: Specification) -> Theory:

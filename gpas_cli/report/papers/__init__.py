@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.document import Node
 from gpas_cli.grid.packs import Pack, canonical
 from gpas_cli.report.shapes import checked
 
@@ -140,10 +139,10 @@ class PublishedTable:
 class PublishedCell:
     """One cell of a published table, by its row and column; in a printed table with its text.
 
-    table: None for a setting, which is text alone. mark: "second" where the text is underlined.
+    A setting is text alone, in a table of `text_alone`. mark: "second" where the text is underlined.
     """
 
-    table: PublishedTable | None
+    table: PublishedTable
     row: int = 0
     column: int = 0
     text: str = ""
@@ -152,13 +151,11 @@ class PublishedCell:
     @property
     def place(self) -> Place:
         """Its table, row and column."""
-        return (self.table.name if self.table else "", self.row, self.column)
+        return (self.table.name, self.row, self.column)
 
     @property
     def labels(self) -> CellLabels:
         """The labels of its row and column, {} for a setting."""
-        if self.table is None:
-            return {}
         column = {self.table.axis: self.table.columns[self.column]} if self.table.axis else {}
         return {**self.table.rows[self.row].labels, **column}
 
@@ -178,38 +175,35 @@ class PublishedCell:
         return self._number("stds")
 
     def _number(self, kind: str) -> float | None:
-        numbers: Sequence[float | None] = getattr(self.table.rows[self.row], kind) if self.table else ()
+        numbers: Sequence[float | None] = getattr(self.table.rows[self.row], kind)
         return numbers[self.column] if numbers else None
 
     @property
     def tokens(self) -> int | None:
         """The tokens that its column was trained on; None if not stated, or with `as_if`."""
         table = self.table
-        return table.train_tokens[self.column] if table and table.train_tokens and not table.as_if else None
+        return table.train_tokens[self.column] if table.train_tokens and not table.as_if else None
 
     @property
     def batches(self) -> int:
         """The validation batches that the number is averaged over, 0 for as many as ours are."""
-        return self.table.batches[self.column] if self.table and self.table.batches else 0
+        return self.table.batches[self.column] if self.table.batches else 0
 
     @property
     def is_unit(self) -> bool:
         """Whether the numbers of its table are relative to the number of its row."""
-        if self.table is None or not self.table.relative_to:
+        if not (wanted := self.table.relative_to):
             return False
-        wanted = self.table.relative_to
         return self.row == next(i for i, row in enumerate(self.table.rows) if has_labels(row.labels, wanted))
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
         """The remarks about it."""
-        return tuple(one for one in self.table.remarks if has_labels(self.labels, one.where)) if self.table else ()
+        return tuple(one for one in self.table.remarks if has_labels(self.labels, one.where))
 
     @property
     def base(self) -> PublishedCell | None:
         """The cell of the row without a gate that it is compared with, None for one without a gate."""
-        if self.table is None:
-            return None
         own = {"gate": "none", **self.table.rows[self.row].labels}
         # DeepNorm starts otherwise with a gate than without one.
         wanted = {axis: label for axis, label in own.items() if axis not in ("gate", "init")}
@@ -223,6 +217,11 @@ class PublishedCell:
         if self.value is None or base is None or base.value is None:
             return None
         return round(self.value - base.value, 6)  # printed numbers have a few decimals, and so has their difference
+
+
+def text_alone(pack: Pack) -> PublishedTable:
+    """Return a table without a number, to which the settings that a paper prints belong."""
+    return PublishedTable(pack, "", "", "", "", "", (), (PublishedRow({}, (None,)),))
 
 
 def published(pack: Pack, name: str) -> PublishedTable:
@@ -257,15 +256,10 @@ def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
     return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
-def document(pack: Pack) -> Node:
-    """Return the numbers of a paper, an empty mapping if it has none. Raises InvalidExperiments for an invalid file."""
-    return checked(pack, "numbers")
-
-
 @cache
 def load(pack: Pack) -> dict[str, Any]:
-    """Return the numbers of a paper as plain data, {} if it has none."""
-    data: dict[str, Any] = document(pack).plain()
+    """Return the numbers of a paper as plain data, {} if it has none. Raises InvalidExperiments for an invalid file."""
+    data: dict[str, Any] = checked(pack, "numbers").plain()
     return data
 
 

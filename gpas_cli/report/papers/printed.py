@@ -35,7 +35,9 @@ from gpas_cli.report.papers import (
     numbers,
     published,
     short_title,
+    text_alone,
 )
+from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import count
@@ -84,7 +86,7 @@ def printed(pack: Pack, number: str) -> tuple[Table, ...]:
     Raises InvalidExperiments for mistakes in the file, with their places.
     """
     problems: list[Problem] = []
-    whole = root_of(papers.document(pack), problems).entries()["printed"].entries()[number]
+    whole = root_of(checked(pack, "numbers"), problems).entries()["printed"].entries()[number]
     keys = whole.entries(("name", "title", "parts", *_OF_PARTS))
     parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
     title = f"{short_title(pack)}, {_name(pack, number)}: {keys['title'].sentence()}"
@@ -113,7 +115,7 @@ def _part(pack: Pack, name: str, title: str, keys: Entries) -> Table:
         rows = list(_Numbers(pack, keys, heads).rows())
     else:
         labels = columns.text_mapping() if isinstance(columns.value, dict) else {text: text for text in columns.texts()}
-        rows = [(Line(row, {}), _texts(part, len(labels))) for row, part in keys["rows"].entries().items()]
+        rows = [(Line(row, {}), _texts(pack, part, len(labels))) for row, part in keys["rows"].entries().items()]
     axes = ("band", "row") if any(line.band for line, _ in rows) else ("row",)
     return Table(
         TableSpec(title, rows=axes, columns="column"),
@@ -142,18 +144,18 @@ def beside(source: str, cells: Iterable[PublishedCell]) -> tuple[TableCell, ...]
     return tuple(TableCell(printed={source: Printed(cell, cell.delta)}) for cell in cells)
 
 
-def _texts(row: Part, columns: int) -> list[PublishedCell]:
+def _texts(pack: Pack, row: Part, columns: int) -> list[PublishedCell]:
     texts = row.texts()
     if len(texts) != columns:
         row.report(f"has {count(len(texts), 'text')} for {count(columns, 'column')}; write one for each")
-    return [PublishedCell(None, text=text) for text in texts]
+    return [PublishedCell(text_alone(pack), text=text) for text in texts]
 
 
 class _Numbers:
     """A table of published numbers, as declared."""
 
     def __init__(self, pack: Pack, keys: Entries, columns: Sequence[Line]) -> None:
-        self.keys, self.columns = keys, columns
+        self.pack, self.keys, self.columns = pack, keys, columns
         names = _known(keys["published"], papers.tables(pack))
         self.tables = [published(pack, name) for name in names]
         self.lines = in_bands(listed(keys["rows"]), listed(keys["bands"]))
@@ -187,7 +189,7 @@ class _Numbers:
         found = [
             cell for table in self.tables if not metrics or table.metric in metrics for cell in _having(table, wanted)
         ]
-        others = [len(cell.table.rows[cell.row].labels) for cell in found if cell.table]
+        others = [len(cell.table.rows[cell.row].labels) for cell in found]
         found = [cell for cell, further in zip(found, others, strict=True) if further == min(others)]
         if len(found) == 1:
             return found[0]
@@ -197,7 +199,7 @@ class _Numbers:
         known = {axis: [str(one) for table in self.tables for one in table.labels_on(axis)] for axis in wanted}
         hints = [f"; {nearest(one, dict.fromkeys(known[axis]))}" for axis, one in labels if one not in known[axis]]
         self.keys["rows"].entries()[row.title].report("".join((said, *hints[:1])))
-        return PublishedCell(None)
+        return PublishedCell(text_alone(self.pack))
 
 
 def _having(table: PublishedTable, wanted: CellLabels) -> list[PublishedCell]:

@@ -55,7 +55,7 @@ def _printed_text(printed: Printed | None, digits: int, style: Style) -> str:
         escaped = style.minus.join(map(style.escape, re.split(r"-(?=\d)", printed.cell.text)))
         text, space, rest = escaped.partition(" (")
         return (style.underline(text) if printed.cell.mark else text) + space + rest
-    digits = min(digits, printed.cell.table.digits) if printed.cell.table else digits  # as many as the paper prints
+    digits = min(digits, printed.cell.table.digits)  # as many as the paper prints
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
     return number(printed.value, digits, style) + delta
 

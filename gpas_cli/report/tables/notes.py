@@ -364,7 +364,6 @@ def _compared(table: Table) -> Iterator[Note]:
     pairs = {
         (source, printed.cell.table.compared_as, table.columns[i].metric.name): None
         for _, i, source, printed in _printed(table)
-        if printed.cell.table
     }
     for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
         counts = grouped((printed.cell.batches, (row, i)) for row, i, _, printed in _printed(table))

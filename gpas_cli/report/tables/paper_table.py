@@ -118,7 +118,6 @@ def _text(cell: PublishedCell) -> str | None:
 
 def _compared_metric(cell: PublishedCell) -> Metric:
     """Return the metric of ours that a printed number is compared with."""
-    assert cell.table is not None  # settings are no results
     table = cell.table
     name = table.compared_as or table.metric
     if table.metric == "perplexity" and _text(cell):
@@ -195,9 +194,7 @@ def published_table(part: Table, *, unserved: bool = False) -> Table:
     unserved: also why no grid has a cell of it.
     """
     rows: dict[str, list[str]] = {}
-    valued = {
-        row.whole_title: [c for c in row.published if c.table and (c.value is not None or c.text)] for row in part.rows
-    }
+    valued = {row.whole_title: [c for c in row.published if c.value is not None or c.text] for row in part.rows}
     for title, cells in valued.items():
         for text in dict.fromkeys(remark.text for cell in cells for remark in cell.remarks):
             rows.setdefault(text, []).append(title)
@@ -224,7 +221,6 @@ def _spec(part: Table, grid: Grid) -> TableSpec:
 
 def _spot(printed: PublishedCell, served: Serving) -> Spot:
     table = printed.table
-    assert table is not None  # settings have no cells
     task = _task(printed)
     entries = served.places.get(printed.place, ())
     runs = [
@@ -238,7 +234,6 @@ def _spot(printed: PublishedCell, served: Serving) -> Spot:
 def _column(part: Table, index: int, spec: TableSpec) -> Column:
     column, first = part.columns[index], part.rows[0].published[index]
     table, metric = first.table, _compared_metric(first)
-    assert table is not None  # settings have no cells
     label = table.columns[first.column] if table.axis in (spec.columns, "text") else column.label
     if table.relative_to:
         metric = replace(metric, name=f"relative_{metric.name}")  # no longer what attempts report

@@ -103,7 +103,7 @@ def _lines(table: Table) -> Iterator[_Line]:
                 published = [(source, one) for source, one in cell.printed.items() if source in table.published]
                 yield {
                     **{(_LABEL, name): label for name, label in headed.items()},
-                    **_numbers(column, cell),
+                    **{(_NUMBER, name): value for name, value in numbers(column, cell).items()},
                     **{(_CONTRIBUTED, place): value for place, value in _theirs(cell)},
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
@@ -121,13 +121,14 @@ def _theirs(cell: TableCell) -> Iterator[tuple[str, object]]:
         yield f"contributed_delta_{name}", one.delta and one.delta.mean
 
 
-def _numbers(column: Column, cell: TableCell) -> _Line:
+def numbers(column: Column, cell: TableCell) -> Mapping[str, object]:
+    """Return our numbers of a cell, None for those that it does not have."""
     s, d = cell.summary, cell.delta
     ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
     low, high = (d and d.interval) or (None, None)
     delta = [d.mean, d.std, d.n, low, high, d.p] if d else [None] * 6
     values = [column.metric.name, *ours, len(cell.statuses), *delta, cell.mark, cell.status]
-    return {(_NUMBER, name): value for name, value in zip(_NUMBERS, values, strict=True)}
+    return dict(zip(_NUMBERS, values, strict=True))
 
 
 def _escape(text: str) -> str:

@@ -194,7 +194,7 @@ class Table:
     def tables(self) -> tuple[PublishedTable, ...]:
         """The published tables whose numbers it has, of a table without cells of ours."""
         return tuple(
-            {cell.table.name: cell.table for row in self.rows for cell in row.published if cell.table}.values()
+            {cell.table.name: cell.table for row in self.rows for cell in row.published if cell.table.name}.values()
         )
 
     @property
@@ -229,7 +229,7 @@ class Spot:
         """Return the validation batches of the published number beside an entry's, 0 for as many as ours."""
         if self.metric.name != REFERENCE:
             return 0
-        return next((cell.batches for cell in self.beside(entry).values() if cell.table and cell.table.batches), 0)
+        return next((cell.batches for cell in self.beside(entry).values() if cell.table.batches), 0)
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def _compared(spot: Spot, cell: TableCell, base: tuple[Spot, TableCell] | None) 
             one, one.minus(bases.get(source)), deviations(entries, one.table) if entries else (), spot.unserved
         )
         for source, one in spot.beside(_first(cell)).items()
-        if one.table and (one.value is not None or one.text)  # also N/A and a dash
+        if one.value is not None or one.text  # also N/A and a dash
     }
     return replace(cell, delta=stats.paired(cell.values, base[1].values) if base else None, printed=beside)
 

@@ -38,7 +38,6 @@ Declared = dict[str, tuple[Grid, list[Entry]]]
 Parts = dict[str, list[tuple[Table, Serving | None]]]
 
 MARK = Mark("experiments.yaml", 1, 1)
-(TABLE_2,) = printed("gpas", "2")
 
 
 @pytest.fixture(scope="module")
@@ -158,42 +157,22 @@ def test_a_place_has_the_metric_and_the_published_table_of_its_column(declared: 
     assert (place.metric.name, place.cell.printed["raptr"].cell.table.name) == ("masked_loss", "table7_loss")
 
 
-def test_a_shorter_run_of_another_grid_is_not_taken_for_a_number(declared: Declared) -> None:
-    (part,) = printed("raptr", "7")
-    assert serving(part, {"raptr-bert-fixed": declared["raptr-bert-fixed"]}) is None
+def served_text(served: Serving) -> str:
+    places = [f"{place}: {', '.join(one.name for one in entries)}" for place, entries in served.places.items()]
+    return "\n".join([served.grid.name, *places, *served.unclear.values()])
 
 
-def test_a_grid_that_names_the_table_is_not_passed_over() -> None:
-    named = (grid("named", published={"gpas": "table2_perplexity"}), [])
-    assert serving(TABLE_2, {"named": named, "other": (grid("other"), [entry()])}) is None
-
-
-def test_the_recipe_chooses_among_the_cells_of_a_number(declared: Declared) -> None:
-    found = serving(TABLE_2, {"table2-precision": declared["table2-precision"]})
-    assert {one.cell.precision for one in found.entries} == {"pure_bf16"}
-    assert {len(entries) for entries in found.places.values()} == {3}
-
-
-def test_a_cell_with_other_settings_is_not_the_papers() -> None:
-    others = [entry(gate={"share": "sublayer"}), entry(embed="scaled"), entry(family="gpt")]
-    assert serving(TABLE_2, {"mine": (grid("mine"), others)}) is None
-
-
-def test_a_grid_that_names_the_table_goes_before_a_larger_one() -> None:
-    one = (grid("named", published={"gpas": "table2_perplexity"}), [entry()])
-    larger = (grid("larger"), [entry(gate=gate) for gate in ("none", "gpas")])
-    found = serving(TABLE_2, {"larger": larger, "named": one})
-    assert found.grid.name == "named"
-    other_column = (grid("named", published={"gpas": "table2_perplexity@71m"}), [entry()])
-    found = serving(TABLE_2, {"larger": larger, "named": other_column})
-    assert found.grid.name == "larger"
-
-
-def test_no_number_has_two_cells_between_which_the_recipe_does_not_choose() -> None:
-    twice = [entry(axes={"precision": name}, precision=name) for name in ("fp32", "bf16")]
-    found = serving(TABLE_2, {"twice": (grid("twice"), twice)})
-    assert found.places == {}
-    assert [*found.unclear.values()] == ["2 cells of demo match it and differ in precision; select one with --where"]
+@pytest.mark.parametrize("title", golden_cases("serving"))
+def test_cells_beside_numbers_are_those_of_the_golden_file(title: str, declared: Declared) -> None:
+    case = golden_cases("serving")[title]
+    grids = {
+        name: (grid(name, published=own.get("published", {})), [entry(**one) for one in own["cells"]])
+        if own
+        else declared[name]
+        for name, own in case["grids"].items()
+    }
+    served = serving(printed(*case["table"].split(":"))[0], grids)
+    compare("serving", title, served_text(served) if served else "no grid")
 
 
 def test_settings_name_ours_where_they_differ() -> None:
