@@ -35,11 +35,6 @@ from gpas_cli.spec.parse_cell import parse_model
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("downstream"))
-
-
-@pytest.fixture(scope="module")
 def ours(room: Room) -> tuple[Scorer, Tokenizer]:
     network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas"))
     return Scorer(network, CPU, max_length=64), tokenizer
