@@ -63,10 +63,8 @@ def write_tasks(root: Path) -> None:
                 yield {"sentence": ("alpha" if label else "depth") + f" {one} {other}", "label": label, "idx": number}
 
     for task in SECTION["tasks"]:
-        (root / "glue" / task).mkdir(parents=True)
         for split, count in (("train", 15), ("validation", 11)):
-            lines = map(json.dumps, records(task, count))
-            (root / "glue" / task / f"{split}.jsonl").write_text("\n".join(lines))
+            write(root / "glue", task, split, list(records(task, count)))
 
 
 @pytest.fixture(scope="module")
