@@ -308,11 +308,6 @@ def test_the_cost_counts_examples_and_answers() -> None:
     assert downstream_tokens(Downstream(tasks=("recall",), max_length=64), cached=False) == 1200 * 64 * 16
 
 
-def test_a_solved_example_shows_the_first_answer() -> None:
-    row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
-    assert form_of("triviaqa").read(row).solved == "Question: Who??\nAnswer: Ada\n\n"
-
-
 @needs_harness
 def test_prompts_and_examples_are_those_of_the_harness() -> None:
     import jinja2
