@@ -18,7 +18,9 @@ from saving import save
 
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.extensions.export.network import ExportOptions, ExportReport, export
+from gpas_cli.events import TextFacts
+from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
+from gpas_cli.extensions.export.network import Export
 from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
@@ -82,19 +84,24 @@ class Room:
         tokenizer: str | None = None, notify: Callable[[str], object] = lambda _: None, **options: Any,
     ) -> ExportReport:  # fmt: skip
         """Export a checkpoint, by default a new one with gates at `alphas`."""
-        return export(
-            cell, trained or self.checkpoint(cell, alphas), ExportOptions(folder=self.folder / "out" / name, **options),
-            cache=self.folder / "cache", root=self.folder, tokenizer=tokenizer, notify=notify,
-        )  # fmt: skip
+        origin = TrainingOrigin(text=TextFacts(tokenizer=tokenizer))
+        return Export(
+            cell=cell, folder=self.folder / "out" / name, cache=self.folder / "cache", root=self.folder, origin=origin,
+            notify=notify, **options,
+        ).write(trained or self.checkpoint(cell, alphas))  # fmt: skip
 
     def perplexity(self, cell: Cell) -> tuple[float, list[list[int]]]:
         """Return our perplexity on the held-out rows, and those rows."""
-        network = build(cell.model)
-        checkpoint.load(self.checkpoint(cell), cell.key, network, None)
+        network, _ = self.opened(cell)
         corpus = prepare_text(cell, self.folder / "cache", self.folder, lambda _: None)
         batches = list(validation_batches(corpus.validation, 64, 10**9))
         rows = [[*inputs, targets[-1]] for batch in batches for inputs, targets in _rows(batch)]
         return evaluate(network, batches, CPU, 1.0)["perplexity"], rows
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("export"))
 
 
 def _rows(batch: Any) -> Any:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -181,11 +181,9 @@ class _Repository(Source):
 
     @cached_property
     def _pinned(self) -> dict[str, Any]:
-        known = disk.read_json(self.pin)
-        if known is None:
+        if (known := disk.read_json(self.pin)) is None:
             with disk.locked(self.pin.parent):
-                known = disk.read_json(self.pin)
-                if known is None:
+                if (known := disk.read_json(self.pin)) is None:
                     known = {"repository": self.repo, **self._newest()}
                     disk.write_json(self.pin, known)
         return known
@@ -215,11 +213,10 @@ class C4(_Repository):
 
     name = "c4"
     separate = True
+    files: ClassVar[dict[str, int]] = {"train": 1024, "validation": 8}
 
-    def __init__(self, cache: Path, files: dict[str, int] | None = None):
-        """`files`: the number of files of each split, by default that of allenai/c4."""
+    def __init__(self, cache: Path):
         super().__init__("allenai/c4", "text", cache / "sources" / "c4.json")
-        self.files = files or {"train": 1024, "validation": 8}
 
     @property
     def _chosen(self) -> Any:

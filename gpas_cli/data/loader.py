@@ -198,6 +198,7 @@ class RowReader(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class CausalReader:
     """Every token predicts the next: inputs without the last token, targets without the first, padding IGNORED.
 
@@ -205,8 +206,7 @@ class CausalReader:
     still predicts the first of the next, so that the number of targets is the same.
     """
 
-    def __init__(self, end_id: int | None = None):
-        self.end_id = end_id
+    end_id: int | None = None
 
     def batch(self, tokens: Ints, sizes: Ints, rows: Ints, draw: Draw) -> Batch:
         """Return the batch; nothing in it is random."""
@@ -226,11 +226,6 @@ def _after(inputs: Ints, end_id: int) -> _Flags:
 
 
 CAUSAL = CausalReader()
-
-
-def read(rows: Rows, indices: Ints, draw: Draw, reader: RowReader) -> Batch:
-    """Return the batch of the rows with these numbers."""
-    return reader.batch(*rows.read(indices), indices, draw)
 
 
 class RowOrder:
@@ -357,7 +352,8 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
-        return read(self.rows, self._order.at(step), Draw.training(self.seed, step), self.reader)
+        indices = self._order.at(step)
+        return self.reader.batch(*self.rows.read(indices), indices, Draw.training(self.seed, step))
 
 
 @dataclass(frozen=True)
@@ -416,4 +412,5 @@ def validation_batches(rows: Rows, batch: int, token_budget: int, reader: RowRea
     """
     used = _validation_rows(rows, token_budget)
     for start in range(0, len(used), batch):
-        yield read(rows, used[start : start + batch], Draw.validation(), reader)
+        indices = used[start : start + batch]
+        yield reader.batch(*rows.read(indices), indices, Draw.validation())

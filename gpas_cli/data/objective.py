@@ -21,35 +21,29 @@ from gpas_cli.spec.objective import MODES, Denoiser, Masked, Spans, Translated
 _NO_ID = -1
 
 
-def reader_of(cell: Cell, tokenizer: Tokenizer) -> RowReader:
-    """Return the reader of the cell's objective. Raises DataError if the tokenizer has no token that it needs."""
-    objective = cell.objective
+def reader_of(cell: Cell, tokenizer: Tokenizer | None = None) -> RowReader:
+    """Return the reader of the cell's objective, for tokens from no tokenizer without one.
+
+    Raises DataError if the tokenizer has no token that the objective needs.
+    """
+    objective, vocab = cell.objective, cell.model.size.vocab
+    end_id = tokenizer.eos_id if tokenizer else _NO_ID
     if isinstance(objective, Translated):
-        separator = tokenizer.encode(SEPARATOR)
-        if len(separator) != 1:
-            raise DataError(f"data.tokenizer: {tokenizer.origin} has no token for a line end, which separates pairs")
-        return _PairReader(separator[0], tokenizer.eos_id)
-    mask_id = _mask_of(objective, tokenizer) if isinstance(objective, Masked) and objective.mask_token else None
-    return _reader(cell, tokenizer.eos_id, mask_id)
-
-
-def untokenised_reader(cell: Cell) -> RowReader:
-    """Return the reader of the cell's objective for tokens from no tokenizer."""
-    return _reader(cell, _NO_ID, None)
-
-
-def _reader(cell: Cell, end_id: int, mask_id: int | None) -> RowReader:
-    """`mask_id`: None for the last id of the vocabulary."""
-    objective = cell.objective
-    vocab = cell.model.size.vocab
-    last = vocab - 1
+        return _PairReader(_separator_of(tokenizer) if tokenizer else _NO_ID, end_id)
     if isinstance(objective, Masked):
-        return MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
-    if isinstance(objective, Translated):
-        return _PairReader(_NO_ID, end_id)
+        mask_id = _mask_of(objective, tokenizer) if tokenizer and objective.mask_token else vocab - 1
+        return MaskedReader(objective, cell.data.length, mask_id, cell.text_vocab, end_id)
     if isinstance(objective, Spans):
         return _SpanReader(objective, cell.data.length, vocab, end_id)
     return CAUSAL if cell.data.documents == "joined" else CausalReader(end_id)
+
+
+def _separator_of(tokenizer: Tokenizer) -> int:
+    """Return the id of the line end, which separates pairs. Raises DataError if no token stands for it alone."""
+    found = tokenizer.encode(SEPARATOR)
+    if len(found) != 1:
+        raise DataError(f"data.tokenizer: {tokenizer.origin} has no token for a line end, which separates pairs")
+    return found[0]
 
 
 def _mask_of(objective: Masked, tokenizer: Tokenizer) -> int:

@@ -162,25 +162,22 @@ SplitProgress = Callable[[str, Need | None, Totals], None]
 
 
 def prepare(
-    data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None, rows: int | None = None
+    data: Data, vocab: int, cache: Path, *, root: Path, rows: int, notify: Notify = lambda message: None
 ) -> Corpus:
     """Return the corpus of `data` under a model's vocabulary, from `cache`, after building what is missing there.
 
-    `rows`: the rows that the run reads, updates times batch. Required for a source that is too large to tokenise in
-    full (c4, hf-files), and ignored for others: the run reads exactly the first `rows`, even if another run has cached
-    more.
+    `rows`: the rows that the run reads, updates times batch. Of a source that is too large to tokenise in full (c4,
+    hf-files) it reads exactly the first `rows`, even if another run has cached more.
     Relative paths in `data` start from `root`. `notify` is called before steps that take time. Many processes may call
     this at once. Raises DataError if text or tokenizer are unavailable, or do not fill one row.
     """
-    if rows is None and any(source.endless for source in open_sources(data, cache, root)):
-        raise ValueError(f"`rows` are needed for data.source: {data.source}, which is too large to tokenise in full")
     caches = token_caches(data, vocab, cache, root=root, notify=notify)
     shards = build(caches, data, rows, notify=notify)
     held_out = _held_out(caches, data, shards)
     train = {
         name: _open(part, own.tokenizer, "train", found["train"], needed if own.source.endless else None)
         for name, part, own, found, needed in zip(
-            data.names, data.parts, caches, shards, _rows_by_part(data, rows), strict=True
+            data.names, data.parts, caches, shards, rows_needed(data.weights, rows), strict=True
         )
     }
     return Corpus(
@@ -218,11 +215,6 @@ def _survey(caches: Sequence[TokenCache]) -> Survey:
         disk.digest([getattr(own, name) for own in surveys]) for name in ("fingerprint", "validation_fingerprint")
     )
     return Survey(whole, validation, commit=", ".join(own.commit for own in surveys if own.commit) or None)
-
-
-def _rows_by_part(data: Data, rows: int | None) -> list[int | None]:
-    """Return how many rows of each corpus a run of `rows` rows reads."""
-    return [None] * len(data.parts) if rows is None else list(rows_needed(data.weights, rows))
 
 
 def prepare_validation(
@@ -264,7 +256,7 @@ def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> lis
     """
     found = []
     caches = known_caches(data, vocab, cache, root=root)
-    for own, part, needed in zip(caches, data.parts, _rows_by_part(data, rows), strict=False):
+    for own, part, needed in zip(caches, data.parts, rows_needed(data.weights, rows), strict=False):
         shards = {split: own.built(split, _enough(_need(own.source, part, split, needed))) for split in SPLITS}
         found.append({split: made for split, made in shards.items() if made is not None})
     return found if found and all(len(shards) == len(SPLITS) for shards in found) else None
@@ -288,7 +280,7 @@ def known_caches(data: Data, vocab: int, cache: Path, *, root: Path) -> list[Tok
 def build(
     caches: Sequence[TokenCache],
     data: Data,
-    rows: int | None,
+    rows: int,
     *,
     notify: Notify,
     splits: Sequence[str] = SPLITS,
@@ -301,13 +293,13 @@ def build(
     Raises DataError if the text is unavailable, or if a corpus of a mixture has fewer rows than the run reads.
     """
     found = []
-    for name, part, own, needed in zip(data.names, data.parts, caches, _rows_by_part(data, rows), strict=True):
+    for name, part, own, needed in zip(data.names, data.parts, caches, rows_needed(data.weights, rows), strict=True):
         shards = {}
         for split in splits:
             need = _need(own.source, part, split, needed)
             progress = partial(watch, f"{name} {split}" if data.mixture else split, need)
             shards[split] = own.ensure(split, _enough(need), notify, workers=workers, progress=progress)
-        if "train" in shards and needed is not None:
+        if "train" in shards:
             _require_rows(data, name, needed, sum_of(shards["train"]).rows(part))
         found.append(shards)
     return found
@@ -322,8 +314,8 @@ def _require_rows(data: Data, name: str, needed: int, present: int) -> None:
         )
 
 
-def _need(source: Source, data: Data, split: str, rows: int | None) -> Need | None:
-    if not source.endless or rows is None:
+def _need(source: Source, data: Data, split: str, rows: int) -> Need | None:
+    if not source.endless:
         return None
     if split == "validation":
         return Need("targets", data.eval_tokens + 1)

@@ -17,6 +17,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from statistics import mean, stdev
 
 import torch
@@ -45,14 +46,10 @@ def answer_scores(
     counts. version: that of the task."""
     pairs = list(zip(found, expected, strict=True))
     values = {"exact_match": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
-    return [
-        Score(
-            task=name, metric=metric, value=mean(own), examples=len(own),
-            stderr=stdev(own) / len(own) ** 0.5 if len(own) > 1 else None,
-            task_version=version, harness=f"gpas_cli {__version__}", shots=shots,
-        )
-        for metric, own in values.items()
-    ]  # fmt: skip
+    count = len(pairs)
+    made = partial(Score, name, examples=count, task_version=version, harness=f"gpas_cli {__version__}", shots=shots)
+    errors = {metric: stdev(own) / count**0.5 if count > 1 else None for metric, own in values.items()}
+    return [made(metric, mean(own), stderr=errors[metric]) for metric, own in values.items()]
 
 
 def _compared(text: str) -> str:

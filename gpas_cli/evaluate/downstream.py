@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from gpas_cli.spec.extensions import part
 from gpas_cli.train.evaluate import perplexity
 from gpas_cli.words import count
 
+_HARNESS = f"gpas_cli {__version__}"
+
 
 def score_task(
     name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path, report: Report | None = None
@@ -46,12 +49,7 @@ def score_task(
     try:
         return task_scorer(name, section, scorer, tokenizer, root)(report)
     except NothingFits as error:
-        return [
-            Score(
-                task=name, metric=SKIPPED, value=error.questions, stderr=None, examples=0, task_version="",
-                harness=f"gpas_cli {__version__}", shots=section.shots,
-            )
-        ]  # fmt: skip
+        return [Score(name, SKIPPED, error.questions, examples=0, harness=_HARNESS, shots=section.shots)]
 
 
 def unscored(missing: Mapping[str, GpasError], asked: int, noun: str = "task") -> str:
@@ -109,13 +107,8 @@ def choices_scorer(
         values = {metric: (sum(hits) / len(hits), standard_error(hits)) for metric, hits in right.items()}
         if len(fitting) < len(asked):
             values[SKIPPED] = (len(asked) - len(fitting), None)
-        return [
-            Score(
-                task=task.name, metric=metric, value=value, stderr=stderr, examples=len(fitting),
-                task_version=task.version, harness=f"gpas_cli {__version__}",
-            )
-            for metric, (value, stderr) in values.items()
-        ]  # fmt: skip
+        made = partial(Score, task.name, examples=len(fitting), task_version=task.version, harness=_HARNESS)
+        return [made(metric, value, stderr=stderr) for metric, (value, stderr) in values.items()]
 
     return score
 
@@ -169,13 +162,8 @@ def score_text(
         "text_bits_per_byte": nats / math.log(2) / size,
         "text_perplexity": perplexity(nats / words),
     }
-    return [
-        Score(
-            task=name, metric=metric, value=value, stderr=None, examples=len(text.documents),
-            task_version=text.digest, harness=f"gpas_cli {__version__} {how}",
-        )
-        for metric, value in values.items()
-    ]  # fmt: skip
+    made = partial(Score, name, examples=len(text.documents), task_version=text.digest, harness=f"{_HARNESS} {how}")
+    return [made(metric, value) for metric, value in values.items()]
 
 
 def requests(document: TextDocument, tokenizer: Tokenizer, max_length: int) -> Iterator[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,7 @@ def evaluating(network: LanguageModel) -> Iterator[None]:
         network.train(training)
 
 
+@dataclass(eq=False)
 class Scorer:
     """Computes log-likelihoods with one network.
 
@@ -115,28 +116,24 @@ class Scorer:
     requests that were, over all calls. At most `tokens_at_once` tokens, padding included, are computed together, which
     changes no likelihood beyond rounding. `frame` is around each context, and its ids count in `max_length`. Once
     `stop` returns true, scoring ends with ScoringStopped. Log-probabilities are float32 at least, whatever the
-    precision of the network.
+    precision of the network. `samples`: what tasks found for each question, as lm-evaluation-harness logs it; None: not
+    kept.
     """
 
-    def __init__(
-        self,
-        network: LanguageModel,
-        precision: Precision,
-        *,
-        max_length: int,
-        tokens_at_once: int | None = None,
-        frame: Frame = _NO_FRAME,
-        stop: Callable[[], bool] = never,
-    ):
-        self.network = network
-        self.precision = precision
-        self.max_length = max_length - frame.overhead
-        self.frame = frame
-        self.stop = stop
-        self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
-        self.truncated = 0
-        # What tasks found for each question, as lm-evaluation-harness logs it; None: not kept.
-        self.samples: list[dict[str, Any]] | None = None
+    network: LanguageModel
+    precision: Precision
+    _: KW_ONLY
+    max_length: int
+    tokens_at_once: int = 0  # as many as fit the device
+    frame: Frame = _NO_FRAME
+    stop: Callable[[], bool] = never
+    truncated: int = 0
+    samples: list[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.max_length -= self.frame.overhead
+        if not self.tokens_at_once:
+            self.tokens_at_once = CPU_TOKENS if self.precision.device.type == "cpu" else GPU_TOKENS
 
     def score(self, requests: Sequence[Request], progress: Report | None = None) -> list[Likelihood]:
         """Return the likelihoods of `requests`, in their order.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gpas_cli.data.loader import Batch, Draw
-from gpas_cli.data.objective import untokenised_reader
+from gpas_cli.data.objective import reader_of
 from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
@@ -46,7 +46,7 @@ class SyntheticBatches:
         self._shape = (cell.optim.batch, cell.data.length)
         self._vocab = min(cell.text_vocab, cell.model.size.vocab - cell.model.init.zero_last_row)
         self._padded = padded
-        self._reader = untokenised_reader(cell)
+        self._reader = reader_of(cell)
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step`."""

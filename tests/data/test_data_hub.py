@@ -59,7 +59,7 @@ def c4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return folder.parent / name
 
     monkeypatch.setattr(hub, "download", download)
-    monkeypatch.setattr(C4.__init__, "__defaults__", (FILES,))
+    monkeypatch.setattr(C4, "files", FILES)
     return opened
 
 
@@ -192,11 +192,6 @@ def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypat
         assert 70 <= sum(s.totals.documents for s in shards["train"]) < 90  # grown only as far as needed
         made.append({p.name: p.read_bytes() for p in tokens.folder.glob("train/0*")})
     assert made[0] == made[1]
-
-
-def test_c4_needs_to_know_how_many_rows(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"`rows` are needed for data\.source: c4"):
-        prepare(Data(source="c4", tokenizer="bpe"), 320, tmp_path, root=tmp_path)
 
 
 def test_an_unreachable_hub_is_reported_with_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -110,7 +110,7 @@ def test_a_row_is_a_source_a_separator_and_a_target(tmp_path: Path) -> None:
     write(tmp_path, "train", ["ab cd", "e", "far too long for a row of only eight tokens"], ["xy", "zw v", "u"])
     write(tmp_path, "dev", ["ab"], ["xy"])
     declared = cell(tmp_path)
-    corpus = prepare(declared.data, 300, tmp_path / "cache", root=tmp_path)
+    corpus = prepare(declared.data, 300, tmp_path / "cache", root=tmp_path, rows=3)
     reader = reader_of(declared, corpus.tokenizer)
     rows = np.arange(3)
     batch = reader.batch(*corpus.train.read(rows), rows, Draw.training(1, 0))

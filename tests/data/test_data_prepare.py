@@ -36,7 +36,7 @@ FILES = {"source": "files", "path": "corpus/*.jsonl", "tokenizer": "bpe"}
 
 def make(root: Path, cache: Path, said: list[str] | None = None, **changes: object) -> Corpus:
     data = Data(**{**FILES, "layout": "pack", "length": 16, **changes})  # type: ignore[arg-type]
-    return prepare(data, 320, cache, root=root, notify=(said if said is not None else []).append)
+    return prepare(data, 320, cache, root=root, rows=1, notify=(said if said is not None else []).append)
 
 
 def folders(cache: Path) -> list[Path]:
@@ -87,14 +87,6 @@ def test_layouts_of_one_corpus_share_tokenizer_and_survey(root: Path, tmp_path: 
     assert len(folders(tmp_path / "cache")) == 2  # packed rows are cut when read
 
 
-def test_train_and_validation_rows_come_from_different_documents(root: Path, tmp_path: Path):
-    corpus = make(root, tmp_path / "cache", layout="pad", length=400)
-    train = {r.tobytes() for r in corpus.train.tokens(np.arange(len(corpus.train)))}
-    validation = {r.tobytes() for r in corpus.validation.tokens(np.arange(len(corpus.validation)))}
-    assert len(validation) > 1
-    assert not train & validation
-
-
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -102,7 +94,7 @@ from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 data = Data(source="files", path="corpus/*.jsonl", tokenizer="bpe", layout="pack", length=16)
-corpus = prepare(data, 320, Path(sys.argv[2]), root=Path(sys.argv[1]))
+corpus = prepare(data, 320, Path(sys.argv[2]), root=Path(sys.argv[1]), rows=1)
 batches = Batches(corpus.train, 4, 9)
 print(corpus.tokenizer.identity, *(batches.at(step).digest() for step in (0, 3, 500)))
 print(*(b.digest() for b in validation_batches(corpus.validation, 4, 100)))
@@ -126,15 +118,6 @@ def test_too_little_text_for_a_row_is_refused(root: Path, tmp_path: Path):
     message = r"the validation split of data\.source: files has \d+ documents with \d+ tokens, too few for one row"
     with pytest.raises(DataError, match=message):
         make(root, tmp_path / "cache", length=2000)
-
-
-def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
-    first = make(root, tmp_path / "cache")
-    path = root / "corpus" / "b.jsonl"
-    path.write_text(path.read_text().replace("gate", "gait"))
-    second = make(root, tmp_path / "cache")
-    assert first.facts().fingerprint != second.facts().fingerprint
-    assert len(folders(tmp_path / "cache")) == 2
 
 
 def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -179,7 +162,7 @@ def data(**values: object) -> Data:
 
 
 def exact(short_texts: Path, what: Data, rows: int) -> TextUsage:
-    corpus = prepare(what, VOCAB, short_texts / "cache", root=short_texts)
+    corpus = prepare(what, VOCAB, short_texts / "cache", root=short_texts, rows=rows)
     found = text_usage(what, rows, corpus.totals)
     assert found.epochs == rows / len(corpus.train)
     return found
@@ -187,7 +170,7 @@ def exact(short_texts: Path, what: Data, rows: int) -> TextUsage:
 
 def test_pad_reports_truncated_tokens(short_texts: Path):
     found = exact(short_texts, data(layout="pad"), rows=50)
-    corpus = prepare(data(layout="pad"), VOCAB, short_texts / "cache", root=short_texts)
+    corpus = prepare(data(layout="pad"), VOCAB, short_texts / "cache", root=short_texts, rows=50)
     assert found.cut == 1 - corpus.train_totals.bytes / corpus.train_totals.text_bytes
     assert found.cut > 0.5
     assert [warning for warning in found.warnings() if "cuts off" in warning] == found.warnings()
@@ -196,7 +179,7 @@ def test_pad_reports_truncated_tokens(short_texts: Path):
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])
 def test_text_that_is_read_again_and_too_little_to_evaluate_on(short_texts: Path, layout: str):
-    corpus = prepare(data(layout=layout), VOCAB, short_texts / "cache", root=short_texts)
+    corpus = prepare(data(layout=layout), VOCAB, short_texts / "cache", root=short_texts, rows=1)
     found = exact(short_texts, data(layout=layout, eval_tokens=10**6), rows=3 * len(corpus.train))
     assert "the training text is read 3.0 times" in found.warnings()
     targets = corpus.validation.sizes(range(len(corpus.validation))) - 1

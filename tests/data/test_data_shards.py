@@ -89,7 +89,9 @@ def test_ids_take_four_bytes_where_two_do_not_hold_the_vocabulary(make_cache: Ma
         assert ids == [i for d in cache.source.documents(split) for i in [*cache.tokenizer.encode(d.text), 1]]
         rows = open_rows(found, "pack", 8, pad_id=0)
         assert rows.tokens(np.arange(2)).tolist() == [ids[:9], ids[8:17]]
-        assert {shard.tokens.dtype for shard in found} == {np.dtype(f"<u{size}")}
+        assert {(shard.tokens.dtype, shard.lengths.dtype) for shard in found} == {
+            (np.dtype(f"<u{size}"), np.dtype("<u4"))
+        }
         assert isinstance(found[0].tokens, np.memmap)
     stem = cache.folder / "train" / "00000"
     marker = json.loads(stem.with_suffix(".json").read_text())
@@ -228,12 +230,6 @@ def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
         pass
     assert not old.exists()
     assert new.exists()
-
-
-def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):
-    shard = make_cache().ensure("train", everything, print)[0]
-    assert (shard.tokens.dtype, shard.lengths.dtype) == (np.dtype("<u2"), np.dtype("<u4"))
-    assert isinstance(shard.tokens, np.memmap)
 
 
 @pytest.fixture(autouse=True)

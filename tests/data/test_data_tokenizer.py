@@ -63,13 +63,6 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused():
     assert bpe(259).decode(bpe(259).encode("abc é")) == "abc é"
 
 
-def test_documents_end_with_one_end_token_and_their_bytes():
-    tokenizer = bpe()
-    for text, (ids, size) in zip(TEXTS, tokenizer.encode_documents(TEXTS), strict=True):
-        assert ids == [*tokenizer.encode(text), 1]
-        assert size == len(text.encode())
-
-
 @pytest.mark.parametrize("limit", [2, 5, 16, 400])
 def test_limited_documents_are_the_head_of_whole_ones(limit: int):
     tokenizer = bpe()
@@ -311,16 +304,6 @@ def test_records_of_llm_adapters_are_finetuning_records_in_every_form(path: Path
     (tmp_path / path.stem).mkdir()
     (tmp_path / path.stem / "train.json").write_bytes(path.read_bytes())
     assert files("finetune.data", ".", "train", tmp_path) == [tmp_path / path.stem / "train.json"]
-
-
-def test_a_list_in_a_file_of_lines_and_lines_in_a_file_of_a_list_are_refused(tmp_path: Path) -> None:
-    content = (REAL / "llm_adapters/boolq.json").read_bytes()
-    (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.jsonl:1: not a line of JSON"):
-        list(read_records(tmp_path / "a.jsonl"))
-    (tmp_path / "a.json").write_text(json.dumps(json.loads(content)[0]) + "\n")
-    with pytest.raises(DataError, match=r"a\.json: not a list of records"):
-        list(read_records(tmp_path / "a.json"))
 
 
 def written(folder: Path, form: str) -> Path:

@@ -35,11 +35,6 @@ from gpas_cli.spec.parse_cell import parse_model
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("downstream"))
-
-
-@pytest.fixture(scope="module")
 def ours(room: Room) -> tuple[Scorer, Tokenizer]:
     network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas"))
     return Scorer(network, CPU, max_length=64), tokenizer
@@ -138,12 +133,6 @@ def test_the_digest_is_that_of_the_documents_however_they_are_written(tmp_path: 
     assert import_task(lines, "arc_easy", tmp_path) == import_task(indented, "arc_easy", tmp_path)
     changed = write(tmp_path / "own.jsonl", [ARC, {**ARC, "answerKey": "A"}])
     assert import_task(changed, "arc_easy", tmp_path).name != import_task(indented, "arc_easy", tmp_path).name
-
-
-def test_a_task_of_a_new_name_has_context_choices_and_answer(tmp_path: Path) -> None:
-    document = {"context": "2 + 2 =", "choices": ["3", "4", "5"], "answer": 1}
-    made = import_task(write(tmp_path / "sums.jsonl", [document]), "sums", tmp_path)
-    assert direct_task(made.name, tmp_path).questions()[0].context == "2 + 2 ="
 
 
 def test_a_missing_and_a_changed_file_are_unavailable(tmp_path: Path) -> None:
@@ -322,19 +311,6 @@ def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
     assert [one.value for one in both] == pytest.approx([one.value for one in alone], rel=1e-12)
     assert both[0].examples == 2
     assert read_text("own.txt", tmp_path).digest == read_text("./own.txt", tmp_path).digest
-
-
-def test_short_rows_predict_the_same_tokens_with_less_context(network: Llama, tokenizer: Tokenizer) -> None:
-    document = TextDocument("", TEXT, 16, len(TEXT))
-    asked = list(requests(document, tokenizer, 8))
-    assert sum(len(one.continuation) for one in asked) == len(tokenizer.encode(TEXT))
-    expected = sum(
-        loss_of(network, [*one.context, *one.continuation])[()]
-        - (loss_of(network, list(one.context)) if len(one.context) > 1 else 0)
-        for one in asked
-    )
-    total = -sum(one.total for one in scorer(network, 8).score(asked))
-    assert total == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_a_last_word_follows_its_context(tokenizer: Tokenizer) -> None:

@@ -23,7 +23,7 @@ from gpas_cli.evaluate.answers import generate, generated_scorer
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import form_of
-from gpas_cli.evaluate.tasks.hub import HubGenerated
+from gpas_cli.evaluate.tasks.hub import HubTask
 from gpas_cli.evaluate.tasks.local import RecallTask, direct_task, import_task
 from gpas_cli.extensions.networks.opening import find_model, open_model
 from gpas_cli.model.attention import Visible
@@ -33,11 +33,6 @@ from gpas_cli.spec.objective import parse_objective
 
 PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
 NONE = ("\0",)  # ends no answer
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("generation"))
 
 
 @pytest.fixture(scope="module", params=[{}, {"head_dim": 12, "kv_heads": 1}], ids=["usual heads", "wider heads"])
@@ -242,7 +237,7 @@ def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPa
         return Dataset.from_list([*[{**rows, **own(text)} for text in texts], *more])
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    task = HubGenerated(name)
+    task = HubTask(name)
     assert [one.answers for one in task.questions()] == [("Ada",)] * 20
     examples = task.examples(MOST_EXAMPLES)
     assert len(set(examples)) == MOST_EXAMPLES
@@ -254,7 +249,7 @@ def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_without_the_data_one_message_says_what_to_import() -> None:
     with pytest.raises(TaskUnavailable, match=r"documents of squadv2.* import the file dev-v2.0.json: `gpas data"):
-        HubGenerated("squadv2").questions()
+        HubTask("squadv2").questions()
 
 
 @pytest.fixture(scope="module")
@@ -311,11 +306,6 @@ def test_the_cost_counts_examples_and_answers() -> None:
     assert downstream_tokens(squad) == 10 * (2 * 190 + 64)
     assert downstream_tokens(squad, cached=False) == 10 * (2 * 190 + 32) * 64
     assert downstream_tokens(Downstream(tasks=("recall",), max_length=64), cached=False) == 1200 * 64 * 16
-
-
-def test_a_solved_example_shows_the_first_answer() -> None:
-    row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
-    assert form_of("triviaqa").read(row).solved == "Question: Who??\nAnswer: Ada\n\n"
 
 
 @needs_harness

@@ -3,15 +3,10 @@
 from typing import Any
 
 import pytest
-from exporting import Room
+from exporting import room
 from face import face, options
 
-__all__ = ["face", "options"]
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    return Room(tmp_path_factory.mktemp("export"))
+__all__ = ["face", "options", "room"]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from goldens import golden_cases
 from pyarrow import parquet
 from recorder import stop_after
 
-from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
+from gpas_cli.data.loader import IGNORED
 from gpas_cli.data.prepare import token_caches
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.errors import DataError
@@ -63,10 +62,8 @@ def write_tasks(root: Path) -> None:
                 yield {"sentence": ("alpha" if label else "depth") + f" {one} {other}", "label": label, "idx": number}
 
     for task in SECTION["tasks"]:
-        (root / "glue" / task).mkdir(parents=True)
         for split, count in (("train", 15), ("validation", 11)):
-            lines = map(json.dumps, records(task, count))
-            (root / "glue" / task / f"{split}.jsonl").write_text("\n".join(lines))
+            write(root / "glue", task, split, list(records(task, count)))
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +141,6 @@ def test_updates_are_counted_through_all_trainings(whole: tuple[Outcome, list[Ev
     assert [event.lr for event in steps][:2] == [pytest.approx(RATES[0])] * 2  # 6 % of six updates are none
     saved = [event.step for event in whole[1] if isinstance(event, Checkpoint)]
     assert saved == [first + step for first in range(0, TOTAL, EACH) for step in (3, 6)]
-
-
-def test_checkpoints_of_scored_trainings_are_deleted(project: tuple[Path, Path], whole: Any) -> None:
-    assert list((project[0] / "whole").glob("*")) == []
 
 
 @pytest.mark.parametrize("updates", [2, 3 * EACH])  # within a training and between two
@@ -314,18 +307,6 @@ def test_the_longer_text_of_a_pair_is_cut_and_single_texts_lose_their_end(folder
     row = prepare_task("mnli", Glue(data="short", length=40), TOKENIZER, folder, lambda message: None).train.ids[0]
     assert [place for place, token in enumerate(row) if token == TOKENIZER.eos_id] == [0, 36, 39]
     assert {len(row) for row in prepared(folder, "sst2", length=8).train.ids} == {8}
-
-
-def test_batches_are_a_function_of_the_seed_and_the_update(folder: Path) -> None:
-    rows = prepared(folder, "mnli").train
-
-    def batches(seed: int) -> MadeBatches:
-        return MadeBatches(RowOrder(len(rows), 2, seed), rows.batch)
-
-    digests = [[batches(seed).at(step).digest() for step in range(6)] for seed in (1, 1, 2)]
-    assert digests[0] == digests[1] != digests[2]
-    labels = Counter(label for step in range(3) for label in batches(1).at(step).targets[:, 0].tolist())
-    assert labels == {0: 2, 1: 2, 2: 2}  # two epochs
 
 
 def test_a_limit_reads_the_first_examples_of_each_split(folder: Path) -> None:

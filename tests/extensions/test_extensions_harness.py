@@ -24,10 +24,7 @@ from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.events import Score
 from gpas_cli.extensions.harness import scoring as harness
 from gpas_cli.extensions.harness.scoring import official_scorer
-from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train import checkpoint
-from gpas_cli.train.training import prepare_text
 
 pytestmark = needs_harness
 MAX_LENGTH = 64
@@ -75,9 +72,7 @@ def folder(room: Room) -> Path:
 
 
 def trained(room: Room, cell: Cell) -> tuple[Scorer, Tokenizer]:
-    network = build(cell.model)
-    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
-    tokenizer = prepare_text(cell, room.folder / "cache", room.folder, lambda _: None).tokenizer
+    network, tokenizer = room.opened(cell)
     return Scorer(network, CPU, max_length=MAX_LENGTH), tokenizer
 
 

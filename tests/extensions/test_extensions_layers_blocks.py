@@ -1,7 +1,7 @@
 """Blocks removed from networks of transformers and of this program: the same as hooks written here, and refusals."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -64,12 +64,10 @@ def hooked(modules: list[nn.Module], answer: Callable[[Any, Any], Any]) -> Itera
     def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         return answer(args[0] if args else kwargs["hidden_states"], output)
 
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def unchanged(x: Any, output: Any) -> Any:
@@ -125,12 +123,11 @@ def test_layers_before_a_removal_are_not_computed_again() -> None:
     logits = logits_of(network)
     found = find_blocks(network, "llama", logits)
     computed: list[int] = []
-    handles = [layer.mlp.register_forward_hook(lambda *_: computed.append(1)) for layer in found.layers]
-    for layer in range(1, LAYERS + 1):
-        with found.without(Removed(layer), "text"):
+    for layer in found.layers:
+        layer.mlp.register_forward_hook(lambda *_: computed.append(1))
+    for number in range(1, LAYERS + 1):
+        with found.without(Removed(number), "text"):
             logits()
-    for handle in handles:
-        handle.remove()
     # Layer 1: the three after it, and itself for the next one; and so on.
     assert len(computed) == sum(LAYERS - layer + (layer < LAYERS) for layer in range(1, LAYERS + 1))
 
@@ -189,16 +186,13 @@ def hooked_to_input(
     def enter(_module: nn.Module, args: Any, kwargs: Any) -> None:
         kept.append(args[0] if args else kwargs["hidden_states"])
 
-    handles = [module.register_forward_hook(lambda *_: kept[-1])]
-    if entering is not None:
-        handles.append(entering.register_forward_pre_hook(enter, with_kwargs=True))
-    if leaving is not None:
-        handles.append(leaving.register_forward_hook(lambda _m, _x, y: kept.append(y)))
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(module.register_forward_hook(lambda *_: kept[-1]))
+        if entering is not None:
+            stack.enter_context(entering.register_forward_pre_hook(enter, with_kwargs=True))
+        if leaving is not None:
+            stack.enter_context(leaving.register_forward_hook(lambda _m, _x, y: kept.append(y)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _ScaledSum(nn.Module):
@@ -270,25 +264,15 @@ def test_a_sublayer_of_our_networks_passes_the_stream_unchanged(scheme: str, par
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": LAYERS, "vocab": 90}
     network = build(parse_model({"size": size, "norm": scheme, "gate": "gpas"}), seed=2)
     found = own_blocks(network)
-    before: list[Tensor] = []
-    after: list[Tensor] = []
+    streams: list[Tensor] = []
     block = network.model.blocks()[1]
-    other = block.mlp if part == "attention" else block.self_attn
     with torch.no_grad(), found.without(Removed(2, part=part)):
-        handle = other.register_forward_hook(lambda _m, args, _o: before.append(args[0]))
-        with observed_inputs(network.model.layers[1:3], lambda _, x: after.append(x)):
+        with observed_inputs(network.model.layers[1:3], lambda _, x: streams.append(x)):
             network(TOKENS)
-        handle.remove()
-        entering, leaving = after
+        entering, leaving = streams
         if part == "attention":
             expected = block._feed_forward.apply(entering, block.mlp, entering if block.bottom else None)
-            assert torch.equal(leaving, expected)
         else:
-            assert torch.equal(leaving, _attention_alone(network, entering))
-
-
-def _attention_alone(network: Any, x: Tensor) -> Tensor:
-    block = network.model.blocks()[1]
-    positions = network.model.positions(x)
-    found: Tensor = block._attention.apply(x, lambda h: block.self_attn(h, positions))
-    return found
+            positions = network.model.positions(entering)
+            expected = block._attention.apply(entering, lambda h: block.self_attn(h, positions))
+        assert torch.equal(leaving, expected)

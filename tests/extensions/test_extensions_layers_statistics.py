@@ -4,6 +4,7 @@ answer."""
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +94,15 @@ class ByHand:
             for i, layer in enumerate(network.model.layers):
                 getattr(layer, name).register_forward_hook(lambda _m, _x, y, to=self.returned[part][i]: to.append(y[0]))
         for i, layer in enumerate(network.model.layers):
-            layer.register_forward_hook(self.keep(i))
-            layer.self_attn.register_forward_hook(self.keep_share(i))
+            layer.register_forward_hook(partial(self.keep, i))
+            layer.self_attn.register_forward_hook(partial(self.keep_share, i))
 
-    def keep(self, i: int) -> Callable[..., None]:
-        def hook(_layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            self.inputs[i].append(args[0][0])
-            self.outputs[i].append(output[0])
+    def keep(self, i: int, _layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self.inputs[i].append(args[0][0])
+        self.outputs[i].append(output[0])
 
-        return hook
-
-    def keep_share(self, i: int) -> Callable[..., None]:
-        def hook(attention: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
-            self.shares[i].append(self.share(attention, args[0][0]))
-
-        return hook
+    def keep_share(self, i: int, attention: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
+        self.shares[i].append(self.share(attention, args[0][0]))
 
     def share(self, attention: nn.Module, x: Tensor) -> Tensor:
         """Return the share of attention on token 1 of tokens 2, 3, ..., mean over heads; x: (time, hidden)."""

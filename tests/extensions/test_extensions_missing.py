@@ -1,5 +1,11 @@
-"""Each extension of the package is missing in turn: what does not need it works, what needs it names it."""
+"""Each extension of the package is missing in turn: what does not need it works, what needs it names it.
 
+Without the folder of extensions the quickstart runs. Settings of the extensions' stages and networks that are refused.
+"""
+
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +16,22 @@ from typing import Any
 import face
 import pytest
 from attempts import attempt_at
-from cases import file_text
+from cases import cases, file_text
 from face import Face, gpas, tiny
 
+import gpas_cli
 from gpas_cli import extension
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Outcome, Started
 from gpas_cli.extension import IN_WHEEL
+from gpas_cli.extensions.networks.network import PinnedNetwork
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.spec import extensions
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.downstream import HARNESS, Downstream
-from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.parse_cell import Catalogue, cell_from
 
 CACHES = [getattr(extension, name) for name in ("head", "extensions", "absent")]
 CACHES += [getattr(extensions, name) for name in ("stage_kinds", "metrics", "measured_columns", "part")]
@@ -191,3 +199,37 @@ def test_without_the_harness_itself_an_extra_is_named(monkeypatch: pytest.Monkey
     scorer: Any = None
     with pytest.raises(TaskUnavailable, match=r"pip install 'gpas-cli\[downstream\]'"):
         scoring.official_scorer("piqa", scorer, scorer)
+
+
+@pytest.mark.long
+def test_the_quickstart_runs_without_the_folder(tmp_path: Path) -> None:
+    root = Path(gpas_cli.__file__).parents[1]
+    ignored = shutil.ignore_patterns("extensions", "__pycache__")
+    shutil.copytree(root / "gpas_cli", tmp_path / "gpas_cli", ignore=ignored)
+    shutil.copytree(root / "migrations", tmp_path / "migrations")
+    shutil.copy(root / "experiments.yaml", tmp_path)
+    (tmp_path / "project").mkdir()
+
+    def said(*words: str) -> str:
+        command = [sys.executable, "-P", "-m", "gpas_cli", *words]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path / "project", env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    said("init", "--papers")
+    assert "2 done" in said("run", "grid", "quickstart", "--shrink", "--where", "norm=pre", "--executor", "local")
+    assert "22 cells: 22 missing" in said("status")
+    assert "Pre-LN" in said("table", "quickstart", "--paper")
+
+
+THEIRS = Catalogue(networks={"theirs": PinnedNetwork(hf="org/name", revision="0" * 40)})
+TRAINED = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9, "batch": 2}}
+
+
+@cases("extensions/cases.yaml")
+def test_a_cell_with_a_mistake_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidExperiments) as caught:
+        cell_from(change if "network" in change else {**TRAINED, **change}, THEIRS)
+    assert message in str(caught.value)

@@ -258,36 +258,12 @@ def test_numbers_that_were_float32_are_equal(small: PinnedNetwork, tmp_path: Pat
 
 
 # What the repositories have: the values of a config.json that are read, and the number of parameters.
-REAL: dict[str, tuple[dict[str, Any], int]] = {
-    "Qwen/Qwen3-0.6B": (
-        {"model_type": "qwen3", "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072, "rms_norm_eps": 1e-6,
-         "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rope_scaling": None,
-         "rope_theta": 1000000, "tie_word_embeddings": True, "vocab_size": 151936, "attention_bias": False,
-         "sliding_window": None, "use_sliding_window": False, "hidden_act": "silu"},
-        596_049_920,
-    ),
-    "Qwen/Qwen2.5-0.5B": (
-        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "rms_norm_eps": 1e-6,
-         "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rope_theta": 1000000.0,
-         "tie_word_embeddings": True, "vocab_size": 151936, "sliding_window": 32768, "use_sliding_window": False,
-         "hidden_act": "silu", "max_window_layers": 24, "use_mrope": False},
-        494_032_768,
-    ),
-    "meta-llama/Llama-3.2-1B": (
-        {"model_type": "llama", "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
-         "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 500000.0,
-         "tie_word_embeddings": True, "vocab_size": 128256, "attention_bias": False, "mlp_bias": False,
-         "hidden_act": "silu",
-         "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                          "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
-        1_235_814_400,
-    ),
-}  # fmt: skip
+REAL = NETWORKS["real"]
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_networks_have_their_number_of_parameters(name: str) -> None:
-    config, number = REAL[name]
+    config, number = REAL[name].values()
     size, family = shape_of(config)
     model = parse_model({"size": size, "family": {"like": "llama", **family}})
     assert model.size.head_dim == (128 if "Qwen3" in name else None)

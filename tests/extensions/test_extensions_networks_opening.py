@@ -25,8 +25,6 @@ from gpas_cli.evaluate.foreign import Opened
 from gpas_cli.evaluate.likelihood import Request, Scorer
 from gpas_cli.extensions.networks.network import PinnedNetwork
 from gpas_cli.extensions.networks.opening import find_model, find_network, open_model
-from gpas_cli.model.llama import build
-from gpas_cli.train import checkpoint
 
 pytestmark = needs_transformers
 
@@ -85,13 +83,11 @@ def test_likelihoods_are_those_of_the_networks_own_logits(tmp_path: Path, kind: 
     assert opened.parameters > 1000
 
 
-def test_a_cell_and_its_export_have_the_same_likelihoods(tmp_path: Path) -> None:
-    room = Room(tmp_path)
+def test_a_cell_and_its_export_have_the_same_likelihoods(room: Room) -> None:
     cell = room.cell(norm="mix", gate="gpas")
     assert room.export(cell, "own").form == "bundled"
-    network = build(cell.model)
-    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
-    found = find_model(str(tmp_path / "out/own"))
+    network, _ = room.opened(cell)
+    found = find_model(str(room.folder / "out/own"))
     with pytest.raises(GpasError, match="--trust-code"):
         open_model(found)
     opened = open_model(found, trust_code=True)

@@ -182,15 +182,11 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
 
     f = block.mlp if kind == "gpt2" else block.output.dense
     outputs: list[torch.Tensor] = []
-    handles = [
-        block.register_forward_hook(hook),
-        f.register_forward_hook(lambda _m, _x, y: outputs.append(y.double().flatten())),
-    ]
+    block.register_forward_hook(hook)
+    f.register_forward_hook(lambda _m, _x, y: outputs.append(y.double().flatten()))
     for batch in batches:
         with torch.no_grad():
             inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False)
-    for handle in handles:
-        handle.remove()
     x, y = (torch.cat([one[0] for one in seen]).double() for seen in (before, after))
     assert layers.values["activation_variance"][1] == pytest.approx(float(x.var(-1, correction=0).mean()), rel=1e-5)
     assert layers.values["block_cosine"][1] == pytest.approx(float(torch.cosine_similarity(x, y, -1).mean()), rel=1e-5)

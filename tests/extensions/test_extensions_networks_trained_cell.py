@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases, file_text
 from exporting import Room
 
 from gpas_cli.errors import GpasError, InvalidExperiments
@@ -32,22 +33,7 @@ from gpas_cli.spec.trunk import unshared
 from gpas_cli.train import checkpoint
 from gpas_cli.train.training import Execution, RunPaths, train
 
-HEAD = """
-version: 1
-sizes:
-  tiny: {hidden: 32, ffn: 64, heads: 4, layers: 2, vocab: 512}
-  wide: {hidden: 64, ffn: 64, heads: 4, layers: 2, vocab: 512}
-recipes:
-  tiny: {lr: 3e-3, warmup: 2, steps: 8, batch: 4}
-  wide: {lr: 3e-3, warmup: 2, steps: 8, batch: 4}
-corpora:
-  own: {source: files, path: a.txt, tokenizer: bpe}
-grids:
-  first:
-    base: {size: tiny, data: quickstart}
-    axes: {norm: [pre, post, scalars], gate: [none, gpas], seed: [1, 2]}
-    resources: {cpus: 3}
-"""
+HEAD = file_text("experiments/trained_cell.yaml")
 
 
 def entries(text: str, *names: str) -> list[Entry]:
@@ -120,38 +106,15 @@ def test_a_finetuned_cell_is_one_to_start_from_and_later_measurements_are_not() 
     assert found.name == cell.trained.key == found.cell.key
 
 
-BAD = {
-    "start: {cell: other/pre}": "start.cell: no grid 'other'; valid: first",
-    "start: {cell: first/prr}": "start.cell: grid first has no cell 'prr'; ",
-    "start: {cell: first/pre}, seed: 3": "start.cell: grid first has no cell 'pre' with seed 3; did you mean 'pre-s",
-    "start: {cell: 5}": "start.cell: 5 is not GRID/CELL",
-    "start: {cell: g/pre}": "start.cell: a cell of g cannot start from one of g, which needs it; use two grids",
-    "start: {cell: first/pre-s1, at: 3}": "start.at: unknown key 'at'",
-    "start: {cell: first/pre-s1}, size: wide": "start.cell: first/pre-s1 has hidden 32, not 64",
-    "start: {cell: first/pre-gpas-s1}": "first/pre-gpas-s1 has a gate, which this training must have too",
-    "start: {cell: first/pre-gpas-s1}, gate: {activation: tanh}": "has a gate, which this training must have too",
-    "start: {cell: first/pre-s1}, norm: post": "norm: post has no norm before each sub-layer, as first/pre-s1 has",
-    "start: {cell: first/pre-s1}, norm: lns": "replace the first values by which norm: lns differs",
-    "start: {cell: first/post-s1}": "own norms, factors and embedding only: layer 1 of Post-LN is not x + f(N(x))",
-    "start: {cell: first/scalars-s1}": "factors and embedding only: learned scalars has learned factors",
-    "start: {cell: first/pre-s1}, objective: mlm": "on another text than that of first/pre-s1, or of another size",
-    "start: {cell: first/pre-s1}, data: own": "data: trains a tokenizer on another text than that of first/pre-s1",
-    "start: {cell: first/pre-s1}, data: {like: own, tokenizer: a.json}": "data.tokenizer: is not that of first/pre-s1",
-    "start: {cell: first/pre-s1}, init: xavier": "init: has no effect: the weights are those of first/pre-s1",
-    "start: {cell: first/pre-s1}, gate: {learnable: false, from_trained: true}":
-        "gate.from_trained: has no effect: the gates are those of first/pre-s1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("settings", BAD)
-def test_what_does_not_fit_is_refused_where_it_is_written(settings: str) -> None:
+@cases("extensions/cases.yaml")
+def test_what_does_not_fit_is_refused_where_it_is_written(settings: str, message: str) -> None:
     usual = {"size": "tiny", "data": "quickstart"}
     rest = "".join(f", {name}: {value}" for name, value in usual.items() if f", {name}:" not in settings)
     with pytest.raises(InvalidExperiments) as caught:
         entries(f"  g: {{base: {{{settings}{rest}}}}}", "g")
     (line,) = str(caught.value).splitlines()
-    assert line.startswith("e.yaml:16:")
-    assert BAD[settings] in line
+    assert line.startswith("e.yaml:15:")
+    assert message in line
 
 
 @pytest.mark.parametrize("grids", ["gh", "hg"])
@@ -176,29 +139,13 @@ def started(room: Room, before: Cell, **more: Any) -> tuple[Cell, Llama, list[Ev
     return cell, network.eval(), events
 
 
-# The settings of the cell, those of the training, and how many tensors are new.
-SAME: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "nothing new": ({}, {}, 0),
-    "gates": ({}, {"gate": "gpas"}, 4),
-    "factors": ({}, {"norm": "scalars", "gate": "gpas"}, 4 + 16),
-    "constants": ({}, {"norm": {"scheme": "lns", "apply": "scale"}, "embed": "scaled"}, 0),
-    "without constants": ({"norm": {"scheme": "lns", "apply": "scale"}, "embed": "scaled"}, {"embed": "plain"}, 0),
-    "from constants to others": ({"norm": "scaled-branches"}, {"norm": {"scheme": "lns", "apply": "scale"}}, 0),
-    "weights of norms": ({"norm": "lns"}, {"norm": "pre"}, 0),
-    "own factors": ({"norm": "scalars"}, {"norm": "scalars", "gate": "gpas"}, 4),
-    "own norms": ({"norm": "sandwich", "embed": "rmsnorm"}, {"gate": "gpas"}, 4),
-    "Post-LN": ({"norm": "post"}, {"norm": "post", "gate": "gpas"}, 4),
-    "own gates": ({"gate": "gpas"}, {}, 0),
-    "gates and factors": ({"gate": "gpas"}, {"norm": "scalars", "gate": "gpas"}, 16),
-    "parametrisation": ({}, {"parametrisation": {"like": "mup", "base_hidden": 8, "base_heads": 1}}, 0),
-}
 IDS = torch.randint(280, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", SAME)
+@cases("extensions/cases.yaml", settings={}, more={}, new=0)
 @torch.no_grad()
-def test_the_function_is_that_of_the_cell(name: str, room: Room) -> None:
-    settings, more, new = SAME[name]
+def test_the_function_is_that_of_the_cell(room: Room, settings: dict[str, Any], more: dict[str, Any], new: int) -> None:
+    """`settings`: of the cell, `more`: of the training. `new`: how many tensors are new."""
     before = room.cell(**{"norm": "pre", **settings})
     _, network, events = started(room, before, **more)
     ours, theirs = network(IDS), room.opened(before)[0].eval()(IDS)

@@ -15,7 +15,7 @@ from together import run, text
 from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch, CausalReader, Draw
-from gpas_cli.data.objective import untokenised_reader
+from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.llama import Llama, build
@@ -361,12 +361,12 @@ def test_every_batch_has_the_same_graphs(counter: Any) -> None:
 
 
 def test_the_setting_selects_the_reader_and_changes_the_key() -> None:
-    assert isinstance(untokenised_reader(document_cell()), CausalReader)
+    assert isinstance(reader_of(document_cell()), CausalReader)
     assert (
-        untokenised_reader(document_cell()).batch(np.ones((1, 13), np.int64), np.array([13]), np.arange(1), None).starts
+        reader_of(document_cell()).batch(np.ones((1, 13), np.int64), np.array([13]), np.arange(1), None).starts
         is not None
     )  # type: ignore[arg-type]
-    assert untokenised_reader(document_cell(documents="joined")).end_id is None  # type: ignore[attr-defined]
+    assert reader_of(document_cell(documents="joined")).end_id is None  # type: ignore[attr-defined]
     separate, joined = document_cell(), document_cell(documents="joined")
     unset = cell_from({**VALUES, "data": {k: v for k, v in VALUES["data"].items() if k != "documents"}})  # type: ignore[attr-defined]
     assert separate.key != joined.key == unset.key

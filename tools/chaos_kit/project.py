@@ -126,7 +126,7 @@ class Project(Toy):
     def tokenise(self) -> None:
         """Tokenise the text first; on SLURM this would otherwise be a job that all others wait for."""
         for entry in expand(load(self.folder / "experiments.yaml"), list(GRIDS)):
-            prepare(entry.cell.data, entry.cell.model.size.vocab, self.folder / "cache", root=self.folder)
+            prepare(entry.cell.data, entry.cell.model.size.vocab, self.folder / "cache", root=self.folder, rows=1)
 
     def stages(self) -> dict[str, dict[str, str]]:
         """Return cell -> kind of stage -> key for every declared cell."""

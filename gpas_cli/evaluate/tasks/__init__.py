@@ -4,8 +4,7 @@ Task          name; questions()
 ├── EmbeddedTask   made from the held-out half of the standard library     local.py
 ├── LocalTask      a file of the project, NAME@DIGEST                      local.py
 ├── RecallTask     names in that half, which the network completes         local.py
-├── HubGenerated   TriviaQA and others, whose answers are generated        hub.py
-└── HubSquad       SQuAD v1.1, whose answers are parts of a passage        hub.py
+└── HubTask        SQuAD, TriviaQA and others, from the hub                hub.py
 forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 """
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from gpas_cli.data.hub import load_rows
 from gpas_cli.errors import DataError
 from gpas_cli.evaluate.tasks import TaskUnavailable
-from gpas_cli.evaluate.tasks.forms import Prompted, SpanQuestion, form_of
+from gpas_cli.evaluate.tasks.forms import Prompted, form_of
 from gpas_cli.spec.downstream import MOST_EXAMPLES, SQUAD
 
 _Row = TypeVar("_Row")
@@ -28,24 +28,13 @@ _ENGLISH = "english-"  # begins the ids of English questions in TyDi QA
 
 
 @dataclass(frozen=True)
-class HubSquad:
-    """The 10,570 validation questions, from the hub or its cache."""
-
-    name: str = SQUAD
-
-    def questions(self) -> Sequence[SpanQuestion]:
-        """Return the questions in the order of the data set. Raises TaskUnavailable."""
-        return [form_of(SQUAD).read(row) for row in _hub_rows(SQUAD, "validation")]
-
-
-@dataclass(frozen=True)
-class HubGenerated:
+class HubTask:
     """One of the data sets of the hub, or of its cache. Raises TaskUnavailable where they are read."""
 
     name: str
 
-    def questions(self) -> Sequence[Prompted]:
-        """Return the validation questions in the order of the data set."""
+    def questions(self) -> Sequence[Any]:
+        """Return the validation questions, in the order of the data set."""
         return [form_of(self.name).read(row) for row in _hub_rows(self.name, _DATA_SETS[self.name].tested)]
 
     def examples(self, count: int) -> Sequence[Prompted]:

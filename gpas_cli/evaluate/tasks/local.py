@@ -26,7 +26,7 @@ from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
-from gpas_cli.evaluate.tasks.hub import IN_FILES, HubGenerated, HubSquad, drawn_examples, rows_in
+from gpas_cli.evaluate.tasks.hub import IN_FILES, HubTask, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
     DIGEST_DIGITS,
@@ -247,21 +247,18 @@ def _held_out() -> tuple[Document, ...]:
 
 
 MultipleChoice = EmbeddedTask | LocalTask
-GeneratedTask = LocalTask | HubGenerated | RecallTask
-Task = MultipleChoice | GeneratedTask | HubSquad
+GeneratedTask = LocalTask | HubTask | RecallTask
 
 
-def direct_task(name: str, root: Path) -> Task | None:
+def direct_task(name: str, root: Path) -> MultipleChoice | GeneratedTask | None:
     """Return the task called `name`, None if only lm-evaluation-harness provides it.
 
     `root`: the folder of experiments.yaml. Raises TaskUnavailable if the file of a local task is missing or changed.
     """
     if is_local(name):
         return local_task(name, root)
-    if name == SQUAD:
-        return HubSquad()
-    if name in WRITTEN:
-        return HubGenerated(name)
+    if name in (SQUAD, *WRITTEN):
+        return HubTask(name)
     if name == RECALL:
         return RecallTask()
     return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None

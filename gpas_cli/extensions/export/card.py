@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
+from jinja2 import Template
 
 from gpas_cli import __version__
 from gpas_cli.events import TextFacts
@@ -19,7 +20,7 @@ from gpas_cli.spec.parse import flat, plain
 from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.words import one_line
 
-AUTO_CLASS = "AutoModelForCausalLM"  # the class of transformers that loads it
+_CARD = Path(__file__).parent / "assets" / "card.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,50 +68,29 @@ class ExportReport:
 
 def card(cell: Cell, origin: TrainingOrigin, written: ExportReport, folder: Path, *, tokenizer: bool) -> str:
     """Return the text of README.md for the export of `cell` to `folder`; `tokenizer`: whether the folder has one."""
-    title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {written.parameters:,} parameters"
-    name = f"Cell `{one_line(origin.name)}`, key" if origin.name else "Key"
-    sections = {
-        f"# {title}": f"Trained with gpas_cli {__version__}. {name} `{cell.trained.key}`; all settings: `gpas.json`.",
-        "## Load": _load(folder, written, tokenizer=tokenizer),
-        "## Network": _network(cell, written),
-        **{f"## {name.capitalize()}": _bullets(facts) for name, facts in _trainings(cell).items()},
-        "## Weights": _bullets(_weights(cell, origin, written)),
-        "## Evaluation": _evaluation(written.measured),
-    }
+    own_code, measured = written.form == "bundled", written.measured
     tags = [re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")]
     head = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * (written.form == "bundled"),
+        "tags": tags + ["gpas"] * bool(cell.model.gate) + ["custom_code"] * own_code,
     }
-    known = yaml.safe_dump(head, sort_keys=False)
-    return f"---\n{known}---\n\n" + "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items()) + "\n"
-
-
-def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:
-    trust = ", trust_remote_code=True" if written.form == "bundled" else ""
-    lines = [
-        f"from transformers import {AUTO_CLASS}{', AutoTokenizer' * tokenizer}\n",
-        f"folder = {json.dumps(folder.name)}",
-        f"model = {AUTO_CLASS}.from_pretrained(folder{trust})",
-    ]
-    if tokenizer:
-        # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
-        lines.append(f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})")
-        lines.append('inputs = tokenizer("The", return_tensors="pt")')
-        lines.append("print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
-    needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if trust else "")
-    return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
-
-
-def _network(cell: Cell, written: ExportReport) -> str:
-    form = {
-        "llama": "plain LLaMA: scales, gates and embedding stages are folded into the weights",
-        "bundled": f"its own code{', without gates: they are folded into the weights' if written.folded else ''}",
-    }[written.form]
-    legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
-    equations = "\n".join(description(cell.model))
-    return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
+    facts = {**_trainings(cell), "weights": _weights(cell, origin, written)}
+    text: str = Template(_CARD.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True).render(
+        head=yaml.safe_dump(head, sort_keys=False),
+        version=__version__,
+        cell=cell,
+        written=written,
+        name=one_line(origin.name),
+        own_code=own_code,
+        trust=", trust_remote_code=True" if own_code else "",
+        folder=json.dumps(folder.name),
+        tokenizer=tokenizer,
+        equations="\n".join(description(cell.model)),
+        sections={name.capitalize(): _bullets(own) for name, own in facts.items()},
+        perplexity=measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity,
+    )
+    return text
 
 
 def _trainings(cell: Cell) -> dict[str, dict[str, Any]]:
@@ -132,14 +112,6 @@ def _weights(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[
         "code version": origin.code,
         "git commit": f"{origin.commit}{' with local changes' if origin.dirty else ''}" if origin.commit else "",
     }
-
-
-def _evaluation(measured: Comparison) -> str:
-    perplexity = measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity
-    if perplexity is None:
-        return "Not evaluated at export: the held-out text was not available."
-    where = f"the first {measured.held_out_tokens:,} tokens of the held-out text"
-    return f"Perplexity {perplexity:.6g} on {where}, measured with these weights."
 
 
 def _bullets(facts: Mapping[str, Any]) -> str:

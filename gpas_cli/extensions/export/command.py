@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -16,10 +16,9 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.errors import GpasError
-from gpas_cli.events import TextFacts
 from gpas_cli.extensions.contributions.contributed import FOLDER, Contribution
 from gpas_cli.extensions.export.archive import Archive, write_archive
-from gpas_cli.extensions.export.card import AUTO_CLASS, ExportReport, TrainingOrigin
+from gpas_cli.extensions.export.card import ExportReport, TrainingOrigin
 from gpas_cli.extensions.export.contribution import write_contribution
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import part
@@ -29,9 +28,6 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
 from gpas_cli.structure import FLAT, DocumentJson
 from gpas_cli.words import byte_size, count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.extensions.export.network import ExportOptions
 
 
 class ExportedJson(DocumentJson):
@@ -117,10 +113,7 @@ def export(
         return
     if len(words) != 2:
         raise GpasError("name a cell and the folder to write, grids with --archive FILE, or a cell with --contribute")
-    from gpas_cli.extensions.export.network import ExportOptions  # imports torch
-
-    options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled)
-    _network(words[0], options, as_json)
+    _network(words[0], Path(words[1]), max_error, bundled, as_json)
 
 
 def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
@@ -164,35 +157,29 @@ def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
     say("  send it to the authors of the paper, who put it into its folder results")
 
 
-def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
+def _network(cell: str, folder: Path, max_error: float, bundled: bool, as_json: bool) -> None:
     """Write a trained cell as a folder for transformers."""
-    from gpas_cli.extensions.export.network import export as write
+    from gpas_cli.extensions.export.network import Export  # which imports torch
 
     entry = find_cells([cell])[0]
     here = project()
     trained = _checkpoint(entry)
-    text = text_of(trained)
 
     def notify(message: str) -> None:
         if not as_json:
             say(f"{message} ...", style="dim", soft_wrap=True)
 
-    written = write(
-        entry.cell,
-        trained,
-        options,
-        cache=here.cache,
-        root=here.config.parent,
-        tokenizer=text.tokenizer,
-        origin=_origin(entry, trained, text),
-        notify=notify,
-    )
+    export = Export(
+        cell=entry.cell, folder=folder, cache=here.cache, root=here.config.parent, origin=_origin(entry, trained),
+        notify=notify, max_error=max_error, bundled=bundled,
+    )  # fmt: skip
+    written = export.write(trained)
     notify("loading it with transformers")
-    checked = _checked(options.folder)
+    checked = _checked(folder)
     if as_json:
-        print_json(ExportedJson(cell=entry.id, folder=options.folder, report=written, checked=checked))
+        print_json(ExportedJson(cell=entry.id, folder=folder, report=written, checked=checked))
     else:
-        _print(entry, options.folder, written, options.max_error, checked)
+        _print(entry, folder, written, max_error, checked)
 
 
 def _checked(folder: Path) -> str:
@@ -214,7 +201,7 @@ def _checkpoint(entry: Entry) -> Path:
     return found
 
 
-def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
+def _origin(entry: Entry, trained: Path) -> TrainingOrigin:
     """Return what the run directories record about the checkpoint `trained`, for the model card."""
     attempt = AttemptDir(trained.parents[1]).read_attempt()
     return TrainingOrigin(
@@ -222,7 +209,7 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
         code=attempt.code,
         commit=str(attempt.git.get("commit", "")),
         dirty=bool(attempt.git.get("dirty")),
-        text=text,
+        text=text_of(trained),
     )
 
 
@@ -238,7 +225,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
         "held-out": _error(measured.held_out_error, max_error),
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
         "checked": checked,
-        "load with": f'{AUTO_CLASS}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
+        "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
     say(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():

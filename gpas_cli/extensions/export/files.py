@@ -228,13 +228,9 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "tie_word_embeddings": network.spec.family.tied,
-        "torch_dtype": _dtype(network),
+        "torch_dtype": str(network.model.embed_tokens.weight.dtype).removeprefix("torch."),
         **shared,
     }
-
-
-def _dtype(network: Llama) -> str:
-    return str(network.model.embed_tokens.weight.dtype).removeprefix("torch.")
 
 
 def _generation(shared: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from gpas_cli.errors import GpasError
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.layers import GpasGate, LearnedFactor
-from gpas_cli.model.llama import Block, Llama, SubLayer, build
+from gpas_cli.model.llama import Llama, SubLayer, build
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain
@@ -97,17 +97,12 @@ def fold(network: Llama, goal: Model) -> Llama:
         except ZeroDivisionError as error:
             message = f"a gate up to layer {number} multiplies the residual stream by 0, which no other factor can undo"
             raise GpasError(message) from error
-        _fold_query(ours, theirs)
+        queries = theirs.self_attn
+        last = queries.q_proj if isinstance(queries.q_norm, nn.Identity) else queries.q_norm
+        _multiply(last, 1.0, ours.self_attn.query_factor / queries.query_factor)
     _multiply(folded.model.norm, _sign(stream))
     _multiply(folded.last_norm, 1.0, _constant(network.last_norm, folded.last_norm))
     return folded
-
-
-def _fold_query(ours: Block, theirs: Block) -> None:
-    """Fold the factor of the queries."""
-    attention = theirs.self_attn
-    last = attention.q_proj if isinstance(attention.q_norm, nn.Identity) else attention.q_norm
-    _multiply(last, 1.0, ours.self_attn.query_factor / attention.query_factor)
 
 
 def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float) -> float:

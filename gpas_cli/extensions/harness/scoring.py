@@ -21,6 +21,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +62,6 @@ _FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a
 _BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; a mean's is computed exactly
 # Keeps the harness's bootstrap in this process: forking one that has computed with torch can hang.
 _WITHOUT_POOL = patch.dict(os.environ, DISABLE_MULTIPROC="1")
-_NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
 
 
 def official_scorer(
@@ -142,13 +142,10 @@ def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> li
         metrics = [*_metrics(results[name])]
         if left_out := _total(name, skipped, counts):
             metrics.append((SKIPPED, left_out, None))
-        facts: dict[str, Any] = {
-            "examples": _total(name, counts, counts),
-            "task_version": str(found["versions"].get(name, "")),
-            "harness": f"lm_eval {version('lm_eval')}",
-        }
+        made = partial(Score, name, examples=_total(name, counts, counts), harness=f"lm_eval {version('lm_eval')}")
+        task_version = str(found["versions"].get(name, ""))
         for metric, value, stderr in metrics:
-            scores.append(Score(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
+            scores.append(made(metric, value, stderr=stderr, task_version=task_version, shots=shots))
     return scores
 
 
@@ -179,9 +176,7 @@ def _number(value: object) -> float | None:
 @contextmanager
 def _quiet() -> Iterator[Callable[[Report], Report]]:
     """Discard what the harness prints and logs; functions wrapped by the context's value still print."""
-    shown = (sys.stdout, sys.stderr)
-    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
-    levels = [logger.level for logger in loggers]
+    shown, before = (sys.stdout, sys.stderr), logging.root.manager.disable
 
     def aloud(function: Report) -> Report:
         def report(done: int, total: int) -> None:
@@ -191,13 +186,11 @@ def _quiet() -> Iterator[Callable[[Report], Report]]:
         return report
 
     try:
+        logging.disable()
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
             yield aloud
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 @contextmanager

@@ -73,32 +73,26 @@ class _Sublayer:
             yield
 
 
+@dataclass(eq=False)
 class Blocks:
     """The residual blocks of a network, first to last.
 
     sublayers: by part of SUBLAYERS those of each block; `fault` is why they cannot be removed alone, "" if they can.
-    `joined` is why no block can be removed at all.
-    attentions: the attention of each block, empty if none was found. A block returns the stream, or a tuple of
-    `outputs` objects that begins with it.
+    `joined` is why no block can be removed at all. A block returns the stream, or a tuple of `outputs` objects that
+    begins with it. attentions: the attention of each block, empty if none was found.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        sublayers: dict[str, list[_Sublayer]],
-        outputs: int = 0,
-        fault: str = "",
-        joined: str = "",
-    ):
-        self.layers = list(layers)
-        self.sublayers = sublayers
-        self.fault = fault
-        self.joined = joined
-        self.attentions = [one.module for one in sublayers.get(SUBLAYERS[0], ())]
-        self._outputs = outputs
-        self._kept: list[Tensor | None] = []  # by forward pass the stream that enters block `_entered`
-        self._entered = 0
-        self._evaluation = ""
+    layers: Sequence[nn.Module]
+    sublayers: dict[str, list[_Sublayer]]
+    outputs: int = 0
+    joined: str = ""
+    fault: str = ""
+    _kept: Sequence[Tensor | None] = ()  # by forward pass the stream that enters block `_entered`
+    _entered: int = 0
+    _evaluation: str = ""
+
+    def __post_init__(self) -> None:
+        self.attentions = [one.module for one in self.sublayers.get(SUBLAYERS[0], ())]
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -188,7 +182,7 @@ class Blocks:
     def _identity(self, _forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """Return what a block returns that leaves the stream unchanged."""
         x = _entering(args, kwargs)
-        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
+        return (x, *[None] * (self.outputs - 1)) if self.outputs else x
 
 
 def _entering(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

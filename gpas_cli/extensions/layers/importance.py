@@ -116,7 +116,7 @@ class _RemovalScores:
         """
         tasks = [task for task in self.section.tasks if task not in self.unavailable]
         drops = {task: self._drops(task) for task in tasks}
-        by_task = {f"{_SCORES}/{task}": by_layer(_single(drop), len(self.blocks))[""] for task, drop in drops.items()}
+        by_task = {f"{_SCORES}/{task}": by_layer(drop, len(self.blocks))[""] for task, drop in drops.items()}
         if self.unavailable or not tasks:
             return by_task
         means = {one: sum(drop[one] for drop in drops.values()) / len(drops) for one in self.wanted() if one != WHOLE}
@@ -133,11 +133,6 @@ class _RemovalScores:
         """Return the mean accuracy of the whole network in percent."""
         values = [100 * self.scores[*key_of(0, ""), task].value for task in self.section.tasks]
         return sum(values) / len(values)
-
-
-def _single(drops: Mapping[Removed, float]) -> dict[Removed, float]:
-    """Return the removals of whole layers, one at a time."""
-    return {removed: drop for removed, drop in drops.items() if not removed.series}
 
 
 def _version(score: RemovalScore) -> tuple[str, str, int]:

@@ -358,13 +358,12 @@ class RemovalLosses:
     """The losses of a network on its text without each layer, by what is removed."""
 
     def __init__(self, subject: Subject, section: Importance, world: World, earlier: Iterable[object]):
-        """Take over the removals of `earlier` on the same checkpoint and text. Collective."""
+        """Take over those of `earlier`, which all processes have, of the same checkpoint and text. Collective."""
         self.subject = subject
         self.section = section
         self.world = world
-        mine = [one for one in earlier if isinstance(one, Removal)]
         own = (subject.name, subject.text)
-        found = world.broadcast([one for one in mine if (one.checkpoint, one.text) == own])
+        found = [one for one in earlier if isinstance(one, Removal) and (one.checkpoint, one.text) == own]
         self.removals = {key_of(one.layer, one.removed): one for one in found}
         # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
         self.rows = min([world.min(subject.rows), *(one.rows for one in found)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downst
 from gpas_cli.spec.parse import build
 from gpas_cli.store.refresh import ingest
 from gpas_cli.structure import DocumentJson, Number
-
-if TYPE_CHECKING:
-    from gpas_cli.extensions.networks.scoring import ExternalScores
 
 _DEFAULT_TASKS = "poster"
 
@@ -87,17 +84,19 @@ def evaluate(
             here, found, section, name=label, trust_code=trust_code, watch=lambda event: _say(event, say)
         )
     problem = ingest(here)
+    metrics = metrics_of({(score.task, score.metric): float(score.value) for score in done.scores}, section.tasks)
+    unfinished = done.outcome if done.outcome and done.outcome.outcome != "done" else None
+    document = EvaluatedJson(
+        name=done.name, key=done.key, directory=done.directory, origin=found.provenance(),
+        new=done.outcome is not None, missing=unfinished.cause or unfinished.outcome if unfinished else "",
+        scores=done.scores, metrics=metrics,
+    )  # fmt: skip
     if as_json:
-        document = EvaluatedJson(
-            name=done.name, key=done.key, directory=done.directory, origin=found.provenance(),
-            new=done.outcome is not None, missing=_reason(done), scores=done.scores,
-            metrics=_metrics(done, section),
-        )  # fmt: skip
         print_json(document)
     else:
-        _print(done, section)
+        _print(document, several=len(section.tasks) > 1)
     warn(problem)
-    if done.outcome is not None and done.outcome.outcome != "done":
+    if unfinished:
         raise typer.Exit(Exit.INCOMPLETE)
 
 
@@ -118,25 +117,14 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
         say(text)
 
 
-def _metrics(done: ExternalScores, section: Downstream) -> dict[str, float]:
-    """Return accuracies in percent, their averages and perplexities."""
-    return metrics_of({(score.task, score.metric): float(score.value) for score in done.scores}, section.tasks)
-
-
-def _reason(done: ExternalScores) -> str:
-    """Return why tasks have no score, "" if all have one."""
-    outcome = done.outcome
-    return "" if outcome is None or outcome.outcome == "done" else outcome.cause or outcome.outcome
-
-
-def _print(done: ExternalScores, section: Downstream) -> None:
-    metrics = _metrics(done, section) if len(section.tasks) > 1 else {}
-    averages = {AVERAGE_TITLES[name]: percent for metric, percent in metrics.items()
-                if (name := metric.removeprefix("accuracy/")) in AVERAGE_TITLES}  # fmt: skip
+def _print(done: EvaluatedJson, *, several: bool) -> None:
+    """Print the scores, with their averages if they are of `several` tasks."""
+    averages = {AVERAGE_TITLES[name]: float(percent) for metric, percent in done.metrics.items()
+                if several and (name := metric.removeprefix("accuracy/")) in AVERAGE_TITLES}  # fmt: skip
     say(scores_table(done.scores, averages, done.name))
     for text in skipped_notes(done.scores):
         say(text, style="yellow")
     each = ", each question in samples/" if (done.directory / "samples").is_dir() else ""
-    say(f"recorded in {done.directory}{each}" if done.outcome else "all were recorded earlier", style="dim")
-    if reason := _reason(done):
-        say(reason, style="yellow")
+    say(f"recorded in {done.directory}{each}" if done.new else "all were recorded earlier", style="dim")
+    if done.missing:
+        say(done.missing, style="yellow")

@@ -116,7 +116,7 @@ def collect(
     return Content(
         title=sections[0].title if len(sections) == 1 else f"Results of {experiments.path.parent.name}",
         made=time.time(),
-        states=_of_cells(states),
+        states=_counts({state.entry.key: state for state in states}.values()),  # a cell of several grids counts once
         grids=sections,
         claims=tuple(claims_of(experiments, known, names)),
         paper_tables=tuple(paper_tables(experiments, known, names)),
@@ -128,12 +128,8 @@ def collect(
     )
 
 
-def _of_cells(states: Sequence[CellStatus]) -> dict[str, int]:
-    """Return how many cells are in each state; a cell that several grids share counts once."""
-    return _counts({state.entry.key: state for state in states}.values())
-
-
 def _counts(states: Iterable[CellStatus]) -> dict[str, int]:
+    """Return how many cells are in each state."""
     found = Counter(state.state for state in states)
     return {name: found[name] for name in _STATES if found[name]}
 

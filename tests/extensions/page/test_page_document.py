@@ -32,7 +32,7 @@ from report_cells import entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.cli.selection import experiments
-from gpas_cli.errors import Exit, GpasError
+from gpas_cli.errors import Exit
 from gpas_cli.extensions.curves.series import CellCurve
 from gpas_cli.extensions.page import server as server_module
 from gpas_cli.extensions.page.charts import _panels, thinned
@@ -275,11 +275,6 @@ def _no_thread() -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_used_port_is_one_clear_message(server: PageServer) -> None:
-    with pytest.raises(GpasError, match=f"port {server.server_port}: another program uses it; choose another one"):
-        PageServer(Source().page(refresh=1.0), server.server_port)
-
-
 def later(page: LivePage, last: Any) -> Any:
     """Return the snapshot after the time for which a page keeps its last one."""
     time.sleep(IDLE * max(last.seconds, 0.001))
@@ -323,12 +318,6 @@ def test_other_readers_get_the_last_snapshot_meanwhile() -> None:
     source.wait.set()
     slow.join()
     assert page.snapshot() is not first
-
-
-def test_details_of_unknown_cells_are_none() -> None:
-    page = Source().page(refresh=1.0)
-    assert page.cell("a/b") == b'{"name":"a/b"}'
-    assert page.cell("../../etc/passwd") is None
 
 
 @pytest.fixture

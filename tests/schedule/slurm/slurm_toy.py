@@ -56,7 +56,7 @@ class SlurmToy(Toy):
             (self.folder / "text" / path.name).unlink()
             (self.folder / "text" / path.name).symlink_to(path)
         data = Data(source="files", path="text/*.txt", tokenizer="bpe", layout="pack", length=16, eval_tokens=500)
-        prepare(data, 280, self.folder / "cache", root=self.folder)
+        prepare(data, 280, self.folder / "cache", root=self.folder, rows=1)
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), **self.cluster.environment}
