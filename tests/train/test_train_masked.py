@@ -10,7 +10,7 @@ import torch
 from cases import cases
 from documents import write_documents
 from safetensors.numpy import load_file
-from test_train_run import final_tensors, go
+from test_train_run import final_tensors, go, paths_in
 from together import run
 from torch import Tensor
 from wide_tokenizer import VOCAB, write
@@ -150,7 +150,8 @@ def test_inputs_see_each_other_and_targets_only_what_precedes_them(network: Llam
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     make_deterministic(1)
-    return write_documents(tmp_path_factory.mktemp("text"), [5 + 7 * (i % 30) for i in range(60)])
+    write_documents(folder := tmp_path_factory.mktemp("text"), [5 + 7 * (i % 30) for i in range(60)])
+    return paths_in(folder)
 
 
 def cell(layout: str, seed: int = 1, **values: Any) -> Cell:

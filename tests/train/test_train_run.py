@@ -35,10 +35,15 @@ LAYERS = 2
 CADENCE = Cadence(log_every=4, stats_every=9, eval_every=6, checkpoint_every=5)
 
 
+def paths_in(folder: Path) -> RunPaths:
+    return RunPaths(checkpoints=folder / "unused", earlier=[], cache=folder / "cache", root=folder)
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     make_deterministic(1)
-    return write_documents(tmp_path_factory.mktemp("text"), [200] * 60)
+    write_documents(folder := tmp_path_factory.mktemp("text"))
+    return paths_in(folder)
 
 
 def cell(**values: object) -> Cell:
