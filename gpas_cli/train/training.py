@@ -364,7 +364,7 @@ class _Training:
             return
         (writing, position, record), self._writing = self._writing, None
         try:
-            seconds = checkpoint.finish(writing, self.how.cadence.keep)
+            seconds = writing.finish(self.how.cadence.keep)
         except OSError as error:
             self._not_saved(position, error)
             return

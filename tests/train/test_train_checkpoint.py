@@ -75,7 +75,7 @@ def test_what_is_written_in_the_background_is_what_there_was(tmp_path: Path, mon
     advance(network, adam)
     assert (writing.done, newest_first([tmp_path])) == (False, [])
     going.set()
-    assert checkpoint.finish(writing) > 0
+    assert writing.finish() > 0
     other, other_adam = pair(seed=2)
     checkpoint.load(writing.path, KEY, other, other_adam)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
