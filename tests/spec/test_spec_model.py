@@ -70,7 +70,6 @@ def test_a_formula_that_is_not_defined_has_no_number() -> None:
 
 
 SIZE = {"hidden": 64, "ffn": 128, "heads": 2, "layers": 2, "vocab": 3000}
-EVERYWHERE = {"preset": "xavier", "everywhere": True}
 
 
 def model(**parts: object) -> object:
@@ -85,15 +84,10 @@ def test_table_5(parts: dict, small: bool, large: bool) -> None:
     assert not remark(spec)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        *(parts for parts, _, _ in tables("spec/cases.yaml")["table_5"]),
-        {"init": "small", "embed": {"like": "scaled", "multiplier": 50}},
-        {"init": {**EVERYWHERE}, "embed": "scaled"},
-        {"norm": "peri"},
-    ],
-)
+STARTS = tables("spec/cases.yaml")["the_std_is_that_of_the_stream"]
+
+
+@pytest.mark.parametrize("parts", [*(parts for parts, _, _ in tables("spec/cases.yaml")["table_5"]), *STARTS])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_the_std_is_that_of_the_stream(parts: dict, family: str) -> None:
     spec = model(family=family, **parts)

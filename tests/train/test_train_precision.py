@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from cases import cases
 from together import run, text
 from torch import Tensor
 
@@ -116,23 +117,13 @@ def test_the_chosen_product_is_accurate_and_set() -> None:
     assert choice.path == torch.get_float32_matmul_precision()
 
 
-@pytest.mark.parametrize(
-    ("capability", "error", "before", "expected"),
-    [
-        ("AVX512", 9e-7, "", MatmulChoice("medium", 9e-7, "processor")),
-        ("AVX512", 9e-7, "highest", MatmulChoice("highest", 1e-7, "checkpoint")),
-        ("AVX512", 2**-9, "", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX512", 2**-9, "medium", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX2", 9e-7, "", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX2", 9e-7, "medium", MatmulChoice("medium", 9e-7, "checkpoint")),
-    ],
-)
+@cases("train/cases.yaml")
 def test_the_product_of_each_processor(
-    capability: str, error: float, before: str, expected: MatmulChoice, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capability: str, error: float, before: str, choice: list[Any]
 ) -> None:
     """oneDNN's with AVX-512, unless it is bfloat16 there; a resumed run keeps its own if it is float32 here."""
     processor(monkeypatch, capability, error)
-    assert choose_matmul(SIZE, CPU, before) == expected
+    assert choose_matmul(SIZE, CPU, before) == MatmulChoice(*choice)
 
 
 BEFORE = {
