@@ -247,11 +247,6 @@ def test_keys_and_mistakes_of_families() -> None:
     recipe = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
     llama, explicit = cell_from(recipe), cell_from({**recipe, "family": {"like": "llama", "context": 77}})
     assert llama.key == explicit.key == cell_from(llama.to_mapping()).key
-    parts = [{"norm": "layernorm"}, {"ffn": "gelu"}, {"positions": "learned"}, {"bias": True}, {"tied": True}, "gpt"]
-    parts += [{"qk_norm": "head"}, {"qk_norm": "width"}, {"norm": "dyt"}]
-    cells = [llama, *(cell_from({**recipe, "family": part}) for part in parts)]
-    assert len({cell.key for cell in cells}) == len(cells)
-    assert all(cell_from(cell.to_mapping()) == cell for cell in cells)
     for values, message in (
         ({"family": "gtp"}, "did you mean 'gpt'"),
         ({"family": {"like": "gpt", "context": 32}}, "32 is shorter than a row of 64 tokens"),

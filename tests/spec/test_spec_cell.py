@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, tables
 from gate_activations import ALL_ACTIVATIONS
 
 from gpas_cli.errors import InvalidExperiments
@@ -46,10 +46,17 @@ def test_two_spellings_of_one_network_have_one_key(one: dict, other: dict) -> No
 
 
 @cases("spec/cases.yaml")
-def test_every_setting_that_can_change_the_result_changes_the_key(change: dict) -> None:
-    assert cell(**change).key != cell().key
+def test_every_setting_that_can_change_the_result_changes_the_key_and_is_recorded(change: dict) -> None:
+    made = cell(**change)
+    assert made.key != cell().key
+    assert cell_from(made.to_mapping()) == made
     if "optim" in change and len(change) > 1:
-        assert cell(**change).key != cell(**{**change, "optim": {}}).key
+        assert made.key != cell(**{**change, "optim": {}}).key
+
+
+def test_no_two_of_these_settings_have_one_key() -> None:
+    table = tables("spec/cases.yaml")["every_setting_that_can_change_the_result_changes_the_key_and_is_recorded"]
+    assert len({cell(**change).key for (change,) in table}) == len(table)
 
 
 def test_a_scheme_sets_the_default_initialisation() -> None:
