@@ -28,10 +28,9 @@ from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
-from gpas_cli.train.matmul import MatmulChoice, choose_matmul
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World, choose_layout
-from gpas_cli.train.precision import Precision
+from gpas_cli.train.precision import MatmulChoice, Precision, choose_matmul
 
 
 def _called(words: str) -> Any:

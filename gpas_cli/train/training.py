@@ -33,9 +33,9 @@ from gpas_cli.train.compiling import reuse_kernels_of
 from gpas_cli.train.depth import LayerSelection
 from gpas_cli.train.evaluate import evaluate_now, mixed, validation_rows
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.matmul import MatmulChoice
 from gpas_cli.train.observe import Divergence, Observer, profiling
 from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import MatmulChoice
 
 _IN_BACKGROUND = ("cuda",)  # devices whose trainings write checkpoints while updates go on; a CPU has no time to spare
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
