@@ -65,12 +65,6 @@ def test_no_two_of_these_settings_have_one_key() -> None:
     assert len({cell(**change).key for (change,) in table}) == len(table)
 
 
-def test_a_scheme_sets_the_default_initialisation() -> None:
-    assert cell(norm="deepnorm").model.init.preset == "deepnorm"
-    assert cell(norm="deepnorm", init="normal").model.init.preset == "normal"
-    assert cell(norm="pre").model.init.preset == "normal"
-
-
 def test_every_problem_is_reported_at_once() -> None:
     found = problems(size="quickstrt", gate={"activation": "rely"}, sede=1, optim={"lr": 0, "batch": True})
     assert "size: unknown size 'quickstrt'; did you mean 'quickstart'?" in found

@@ -323,12 +323,3 @@ def test_what_a_cell_may_not_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiments) as error:
         cell_from(values(**changes))
     assert message in str(error.value)
-
-
-def test_translation_with_a_network_that_reads_both_ways_is_refused() -> None:
-    plain = {name: own for name, own in values().items() if name in ("size", "optim")}
-    bert = {**plain, "data": "quickstart", "family": "bert", "objective": "mlm", "translation": {}}
-    with pytest.raises(InvalidExperiments, match="this network reads the whole row and writes nothing"):
-        cell_from(bert)
-    with pytest.raises(InvalidExperiments, match="this network has no encoder"):
-        cell_from({**plain, "data": "quickstart", "translation": {}})
