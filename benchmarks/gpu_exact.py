@@ -118,7 +118,7 @@ def exact_loop(scale: Scale, size: str = "71m", *, padded: bool = True) -> Loop:
 
 def save(loop: Loop, scale: Scale, folder: Path) -> None:
     """Write a checkpoint."""
-    checkpoint.finish(checkpoint.begin(folder, _key(scale), loop.network, loop.optimizer, loop.position))
+    checkpoint.begin(folder, _key(scale), loop.network, loop.optimizer, loop.position).finish()
 
 
 def _key(scale: Scale) -> str:

@@ -204,9 +204,8 @@ def _train(
     while loop.position.step < UPDATES:
         losses.append(float(loop.update().loss))
         if folder is not None and loop.position.step in (HALF, UPDATES):
-            checkpoint.finish(
-                checkpoint.begin(folder, key, loop.network, loop.optimizer, loop.position, world), keep=(HALF,)
-            )
+            writing = checkpoint.begin(folder, key, loop.network, loop.optimizer, loop.position, world)
+            writing.finish(keep=(HALF,))
     return losses, _digest(loop)
 
 

@@ -50,7 +50,7 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory, synthetic_loop
 from gpas_cli.train.device import choose_device, make_deterministic
-from gpas_cli.train.matmul import choose_matmul
+from gpas_cli.train.precision import choose_matmul
 
 if TYPE_CHECKING:
     from rivals import Rival

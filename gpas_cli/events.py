@@ -14,7 +14,7 @@ To add a kind, add a dataclass and its entry in KINDS. docs/reference/journal.md
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, dataclass_transform
 
 from gpas_cli.errors import StoreError
 from gpas_cli.structure import Number, Record, from_mapping
@@ -22,9 +22,13 @@ from gpas_cli.structure import Number, Record, from_mapping
 ENVELOPE = frozenset({"n", "t", "kind"})  # what a line has beside the fields of its event
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Event(Record):
-    """Base class of the events. `unread` has the fields that this version does not know."""
+    """Base class of the events: each subclass is a frozen dataclass. `unread` has the fields that this version does not
+    know."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @property
     def kind(self) -> str:
@@ -32,7 +36,6 @@ class Event(Record):
         return _NAMES[type(self)]
 
 
-@dataclass(frozen=True)
 class Started(Event):
     """The job began, or began again in the same directory. `code`: the version of the code that it runs."""
 
@@ -51,7 +54,6 @@ class Started(Event):
     resumed_from: int | None = None  # written by early versions, which had no phase for it
 
 
-@dataclass(frozen=True)
 class Phase(Event):
     """The job entered a new phase: tokenising, training, evaluating, ... The fields after `detail` say how a training
     computes; other phases do not have them.
@@ -73,7 +75,6 @@ class Phase(Event):
     gemm_origin: str | None = None
 
 
-@dataclass(frozen=True)
 class TextFacts(Event):
     """The text is known. Results are comparable only if the fingerprints are equal.
 
@@ -99,7 +100,6 @@ class TextFacts(Event):
     commit: str | None = None
 
 
-@dataclass(frozen=True)
 class Verified(Event):
     """Shards of a split were compared with their checksums. `shards`: name -> sha256."""
 
@@ -107,7 +107,6 @@ class Verified(Event):
     shards: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class Step(Event):
     """The newest update, every `log_every` updates, or the progress of a job that does not train: `step` of `steps`.
 
@@ -133,7 +132,6 @@ class Step(Event):
     warnings: int | None = None
 
 
-@dataclass(frozen=True)
 class Layers(Event):
     """Statistics by layer, every `stats_every` updates: name -> one number for each layer, null for a layer without it.
 
@@ -147,7 +145,6 @@ class Layers(Event):
     values: Mapping[str, Sequence[Number | None]]
 
 
-@dataclass(frozen=True)
 class Spike(Event):
     """A value far above the running median (`usual`) before it. `of`: loss or grad_norm."""
 
@@ -157,7 +154,6 @@ class Spike(Event):
     usual: Number
 
 
-@dataclass(frozen=True)
 class Skipped(Event):
     """An update in precision fp16 that left the weights unchanged: its gradients were not finite with this scale of the
     loss."""
@@ -166,7 +162,6 @@ class Skipped(Event):
     loss_scale: Number
 
 
-@dataclass(frozen=True)
 class Evaluation(Event):
     """The validation scores after update `step`: every `eval_every` updates, and at the end.
 
@@ -194,7 +189,6 @@ class Evaluation(Event):
     translation_perplexity: Number | None = None
 
 
-@dataclass(frozen=True)
 class Removal(Event):
     """A measurement of layer importance: the network without layer `layer`, or the whole network if that is 0.
 
@@ -214,7 +208,6 @@ class Removal(Event):
     removed: str | None = None
 
 
-@dataclass(frozen=True)
 class RemovalScore(Event):
     """The accuracy at a task of the network without layer `layer`, or of the whole network if it is 0.
 
@@ -233,7 +226,6 @@ class RemovalScore(Event):
     removed: str | None = None
 
 
-@dataclass(frozen=True)
 class Scoring(Event):
     """The progress of a stage that scores tasks: `done` of `total` requests of task `place` (from 1) of `tasks`.
 
@@ -248,7 +240,6 @@ class Scoring(Event):
     warnings: int | None = None
 
 
-@dataclass(frozen=True)
 class Score(Event):
     """One metric of a task or a text."""
 
@@ -272,7 +263,6 @@ class Score(Event):
     """KEY/NNN: the stage and the attempt that measured it, if this stage took it over."""
 
 
-@dataclass(frozen=True)
 class Checkpoint(Event):
     """The state after `step` was saved in `seconds`, in the folder `path` of the checkpoints."""
 
@@ -281,7 +271,6 @@ class Checkpoint(Event):
     seconds: Number | None = None
 
 
-@dataclass(frozen=True)
 class Profile(Event):
     """`updates` updates before `step` were profiled; `trace` and `operators` are the paths of the files."""
 
@@ -291,7 +280,6 @@ class Profile(Event):
     operators: str | None = None
 
 
-@dataclass(frozen=True)
 class Warned(Event):
     """Something is wrong, and the run continues. `dropped`: how many events the journal lost."""
 
@@ -299,7 +287,6 @@ class Warned(Event):
     dropped: int | None = None
 
 
-@dataclass(frozen=True)
 class Outcome(Event):
     """How an attempt ended: done, diverged, failed, cancelled or interrupted, at which update, and why. `node`: the one
     that could not run the job. `parameter`: the first one whose gradient was not finite. `warnings`: how many the
@@ -315,7 +302,6 @@ class Outcome(Event):
     warnings: int | None = None
 
 
-@dataclass(frozen=True)
 class Unknown(Event):
     """An event of a kind that this version does not know; its fields are in `unread`."""
 
@@ -326,7 +312,6 @@ class Unknown(Event):
         return self.name
 
 
-@dataclass(frozen=True)
 class Malformed(Event):
     """An event without the fields that its kind requires. `problem` says what is wrong; its fields are in `unread`."""
 

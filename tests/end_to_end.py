@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from unittest import mock
 
 import pytest
 from cases import file_text
+from documents import write_documents
 from face import Face
 from once import made_once
 
@@ -27,8 +26,6 @@ from gpas_cli.schedule.local.process import Lease, Spawner
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
-
-WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 
 def toy(steps: int) -> str:
@@ -66,9 +63,7 @@ class Toy(Face):
         return made
 
     def write_text(self) -> None:
-        chooser = random.Random(1)
-        for i in range(60):
-            (self.folder / f"text/{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
+        write_documents(self.folder / "text")
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
@@ -175,17 +170,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait(condition: Callable[[], bool], timeout: float = 120) -> None:
-    """Wait until `condition` holds; fail after `timeout` seconds."""
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """Send SIGKILL to one process but not to its children."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end import WORDS
+from documents import write_documents
 from learned_factors import open_factors
 from saving import save
 
@@ -47,9 +46,7 @@ class Room:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        chooser = random.Random(1)
-        for i in range(60):
-            (folder / f"{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
+        write_documents(folder)
 
     def cell(self, **values: object) -> Cell:
         data = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from documents import WORDS
 from learned_factors import open_factors
 from recorder import Recorder
 from saving import save
@@ -27,8 +28,6 @@ from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World, joined
 from gpas_cli.train.training import prepare_text
-
-WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 
 def _text(words: int, seed: int) -> str:

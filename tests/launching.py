@@ -98,7 +98,7 @@ def states(summary: RunSummary) -> dict[str, list[str]]:
     return {name: names for name, names in lists.items() if names}
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

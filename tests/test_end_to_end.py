@@ -16,10 +16,11 @@ import pytest
 from cases import file_text
 from disks import full
 from documentation import DOCS, FENCE, PYTHON
-from end_to_end import Toy, alive, jobs_run_here, kill, wait
+from end_to_end import Toy, alive, jobs_run_here
 from end_to_end import toy as toy_of
 from face import Said, gpas
 from faded_plugin import CODE
+from launching import until
 from marks import release_but
 from safetensors.numpy import load_file
 
@@ -100,11 +101,11 @@ def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
     chooser = random.Random(3)
     running = broken.start("run", "grid")
     for _ in range(2):
-        wait(lambda: bool(broken.stepping()))
+        until(broken.stepping)
         time.sleep(chooser.random())
         victim = broken.stepping()[0]
         os.kill(victim, signal.SIGKILL)
-        wait(lambda victim=victim: not alive(victim))
+        until(lambda victim=victim: not alive(victim))
     assert running.wait(240) == 0
     assert (broken.folder / "said.txt").read_text().count("was killed (signal 9); it starts again") == 2
     assert set(broken.states().values()) == {"done"}
@@ -117,17 +118,19 @@ def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
 def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", gates="gpas", steps=LONG)
     first = toy.start("run", "grid")
-    wait(lambda: bool(toy.stepping()))
-    kill(first)
+    until(toy.stepping)
+    first.kill()
+    first.wait()
     (job,) = toy.stepping()
     assert set(toy.states().values()) == {"running"}
     second = toy.start("run", "grid")
-    wait(lambda: len(list(toy.runs.glob(".submitters/*.json"))) >= 1)
+    until(lambda: len(list(toy.runs.glob(".submitters/*.json"))) >= 1)
     assert len(toy.attempts()) == 1
-    kill(second)
+    second.kill()
+    second.wait()
     os.kill(job, signal.SIGKILL)
     # The lock is held until the last thread has ended, which may be after the process counts as dead.
-    wait(lambda: set(toy.states().values()) == {"interrupted"})
+    until(lambda: set(toy.states().values()) == {"interrupted"})
     toy("run", "grid")
     assert set(toy.states().values()) == {"done"}
     assert len(toy.attempts()) == 2
@@ -138,7 +141,7 @@ def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Pa
 def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("run", "grid")
-    wait(lambda: len(toy.stepping()) == 2)
+    until(lambda: len(toy.stepping()) == 2)
     toy("cancel", "pre-gpas-s1", "--yes")
     assert running.wait(120) == 3
     assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "cancelled"}
@@ -169,7 +172,7 @@ def test_a_disk_that_fills_up_costs_no_cell(
     environment = {**toy.environment(), "GPAS_RUNS_DIR": str(small_disk / "runs")}
     monkeypatch.setattr(toy, "environment", lambda: environment)
     running = toy.start("run", "grid")
-    wait(lambda: bool(list(small_disk.glob("runs/??/*/*/checkpoints/step-*"))))
+    until(lambda: bool(list(small_disk.glob("runs/??/*/*/checkpoints/step-*"))))
     with full(small_disk, leaving):
         assert running.wait(120) in (0, 3, 4)
         output = "".join(path.read_text(errors="replace") for path in small_disk.glob("runs/??/*/*/*l*"))
@@ -238,8 +241,9 @@ def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Pat
     toy = Toy(tmp_path / "toy")
     toy.declare(toy_of(40) + file_text("experiments/rates.yaml"))
     first = toy.start(*RUN)
-    wait(lambda: len(toy.attempts()) >= 3)
-    kill(first)
+    until(lambda: len(toy.attempts()) >= 3)
+    first.kill()
+    first.wait()
     # The seeds of the round were written before its first job.
     assert (toy.folder / "experiments.seeds.yaml").read_text().count("[3, 4]") == 2
     found = toy(*RUN, "--json").json

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cases import file_text
 from documentation import ROOT, blocks
+from programs import program
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKED = tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]
@@ -58,16 +59,10 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools/install.sh", tmp_path / "tools")
     for name, version in (("python3", "3.10"), ("python3.12", "3.12")):
-        executable(tmp_path / "path" / name, PYTHON.replace("VERSION", version))
+        program(tmp_path / "path" / name, PYTHON.replace("VERSION", version))
     for name in ("sh", "cp", "mkdir", "touch", "dirname", "tr"):
         (tmp_path / "path" / name).symlink_to(shutil.which(name))
     return tmp_path
-
-
-def executable(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def install(checkout: Path, extras: str = "figures", **settings: str) -> subprocess.CompletedProcess[str]:
@@ -113,19 +108,18 @@ def test_pip_installs_once_with_the_constraints(checkout: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"PYTHON": "python3.12"}, {}])
 def test_an_environment_of_an_old_python_is_made_anew(checkout: Path, settings: dict[str, str]) -> None:
-    executable(checkout / ".venv/bin/python", PYTHON.replace("VERSION", "3.10"))
+    program(checkout / ".venv/bin/python", PYTHON.replace("VERSION", "3.10"))
     (checkout / ".venv/.installed-figures").touch()
     if not settings:  # python3 has been upgraded since a try that failed
         (checkout / ".venv/.installed-figures").unlink()
-        executable(checkout / "path/python3", PYTHON.replace("VERSION", "3.12"))
+        program(checkout / "path/python3", PYTHON.replace("VERSION", "3.12"))
     assert install(checkout, **settings).returncode == 0
     assert "echo 3.12" in (checkout / ".venv/bin/python").read_text()
     assert log(checkout)
 
 
 def test_uv_installs_from_the_lock(checkout: Path) -> None:
-    uv = '#!/bin/sh\necho "$UV_PROJECT_ENVIRONMENT uv $*" >>log\nmkdir -p .venv\n'
-    executable(checkout / "path/uv", uv)
+    program(checkout / "path/uv", 'echo "$UV_PROJECT_ENVIRONMENT uv $*" >>log\nmkdir -p .venv')
     assert install(checkout, "figures,dev").returncode == 0
     assert log(checkout) == ".venv uv sync --quiet --locked --inexact --extra figures --extra dev\n"
     install(checkout, PYTHON="python3.12")

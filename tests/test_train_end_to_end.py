@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from attempts import write_events
-from end_to_end import Toy, alive, wait
+from end_to_end import Toy, alive
+from launching import until
 from safetensors.numpy import load_file
 
 from gpas_cli.cli.commands import run as command
@@ -61,7 +62,7 @@ def test_a_cell_that_is_run_again_starts_at_the_first_update(trained: Toy, tmp_p
 def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("train", "pre-s1")
-    wait(lambda: bool(toy.stepping()))
+    until(toy.stepping)
     (job,) = toy.stepping()
     refused = toy("train", "pre-s1", expect=2).err
     assert "is already running" in refused
@@ -189,11 +190,11 @@ def test_a_job_with_a_killed_process_resumes_to_the_same_bits(straight: Toy, tmp
     broken = toy_of_two(tmp_path / "broken", steps=RANKS_LONG, checkpoint_every=10)
     running = broken.start("run", "grid")
     for victim in (1, 0):
-        wait(lambda: bool(broken.stepping()))
+        until(broken.stepping)
         (parent,) = broken.stepping()
         children = sorted(ranks_of(parent))
         os.kill(children[victim], signal.SIGKILL)
-        wait(lambda pids=(parent, *children): not any(map(alive, pids)))
+        until(lambda pids=(parent, *children): not any(map(alive, pids)))
     assert running.wait(240) == 0
     assert set(broken.states().values()) == {"done"}
     assert len(broken.attempts()) == 3
@@ -230,14 +231,14 @@ def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
 def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None:
     toy = toy_of_two(tmp_path / "toy", steps=2000, checkpoint_every=10**6)
     running = toy.start("run", "grid")
-    wait(lambda: bool(toy.stepping()))
+    until(toy.stepping)
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 3
     assert [event["outcome"] for event in toy.events(kind="outcome")] == ["interrupted"]
     (saved,) = toy.events(kind="checkpoint")
     assert saved["path"] == f"step-{saved['step']:08d}"
     running = toy.start("run", "grid")
-    wait(lambda: bool(toy.stepping()))
+    until(toy.stepping)
     toy("cancel", "pre-gpas-s1", "--yes")
     assert running.wait(60) == 3
     assert set(toy.states().values()) == {"cancelled"}

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from cases import file_text, tables
-from end_to_end import Toy, wait
+from end_to_end import Toy
 from face import fake_jobs
 from faded_plugin import PLUGIN
+from launching import until
 from programs import program
 
 from gpas_cli import trust
@@ -226,7 +227,7 @@ def test_a_local_run_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> N
     toy = Secretive(tmp_path / "project", gates="gpas", steps=300)
     running = toy.start("run", "grid")
     try:
-        wait(lambda: bool(toy.stepping()))
+        until(toy.stepping)
         environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in toy.stepping()]
     finally:
         running.wait(timeout=240)

@@ -8,8 +8,8 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, SPREAD, Claim, Comparison, Feature, Grid, Source
 from gpas_cli.grid.document import Label, identity, mapping, spelled
 from gpas_cli.grid.packs import Pack
-from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, read_published, read_where
-from gpas_cli.grid.settings import Entries, Part, children, label, name_fault
+from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, read_published, read_where
+from gpas_cli.grid.settings import Entries, Part, children, name_fault
 
 _OUTER_KEYS = ("statement", "source", "parts", "toy")
 _COMPARISON_KEYS = (
@@ -114,8 +114,8 @@ def _read_comparison(layers: list[Entries], part: Part, context: _Context) -> Co
         parts.update(layer)
     grids = _read_grids(parts["grids"], context.names)
     labels = _labels(grids, context)
-    subject = _condition(parts["subject"], labels)
-    against = _condition(parts["against"], labels)
+    subject = read_where(parts["subject"], labels).labels
+    against = read_where(parts["against"], labels).labels
     for axis, chosen in against.items():
         if len(chosen) > 1:
             parts["against"].report(f"{axis} has {len(chosen)} labels; a base has one")
@@ -162,12 +162,6 @@ def _labels(names: tuple[str, ...], context: _Context) -> AxisLabels | None:
     """Return the labels of the grids by axis; None if they are not checked or a grid is not valid."""
     unchecked = context.names is None or any(name not in context.grids for name in names)
     return None if unchecked else labels_of(context.grids, *names)
-
-
-def _condition(part: Part, labels: AxisLabels | None) -> dict[str, tuple[Label, ...]]:
-    if labels is not None:
-        return {axis: chosen for axis, _, chosen in read_where(part, labels).terms}
-    return {axis: tuple(label(node, axis) for node in nodes) for axis, (_, nodes) in condition(part).items()}
 
 
 def _choice(part: Part, valid: Collection[str], default: str) -> str:

@@ -30,7 +30,7 @@ from gpas_cli.spec.parse import setting
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.words import count, verb
+from gpas_cli.words import count, grouped, verb
 
 PAIRED_T = "t"
 EACH_RUN = "each-run"
@@ -192,9 +192,14 @@ class Condition:
     mark: Mark
     terms: tuple[tuple[str, tuple[Node, ...], tuple[Label, ...]], ...] = ()
 
+    @property
+    def labels(self) -> dict[str, tuple[Label, ...]]:
+        """The labels that each named axis may have."""
+        return {name: wanted for name, _, wanted in self.terms}
+
     def matches(self, labels: Mapping[str, Label]) -> bool:
         """Return whether a cell with these labels matches."""
-        return _matches(labels, {name: wanted for name, _, wanted in self.terms})
+        return _matches(labels, self.labels)
 
 
 @dataclass(frozen=True)
@@ -445,9 +450,7 @@ class Entry:
 
 def counted(entries: Iterable[Entry]) -> str:
     """Return the number of different cells: "155 cells", "139 cells, 16 of which belong to several grids"."""
-    grids: dict[str, set[str]] = {}
-    for entry in entries:
-        grids.setdefault(entry.key, set()).add(entry.grid)
-    shared = sum(len(names) > 1 for names in grids.values())
+    grids = grouped((entry.key, entry.grid) for entry in entries)
+    shared = sum(len(set(names)) > 1 for names in grids.values())
     also = f", {shared} of which {verb(shared, 'belongs', 'belong')} to several grids" if shared else ""
     return f"{count(len(grids), 'cell')}{also}"

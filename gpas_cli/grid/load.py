@@ -13,8 +13,8 @@ from typing import TypeVar
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.extension import absent
 from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_path
-from gpas_cli.grid.declared import Claim, Experiments, Grid, Include, lacking
-from gpas_cli.grid.document import Mark, Node, read_document
+from gpas_cli.grid.declared import Claim, Experiments, Grid, lacking
+from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import expanded
 from gpas_cli.grid.include import File, read_files, with_likes
 from gpas_cli.grid.packs import Pack, known_packs
@@ -245,27 +245,29 @@ def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]
 def _includes_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
     """Check the names in conditions of includes."""
     before = len(problems)
-    for include in grid.include:
-        if include.grid in grids:
-            _check_include(include, labels_of(grids, include.grid), grid, problems)
+    for include in (one for one in grid.include if one.grid in grids):
+        labels = labels_of(grids, include.grid)
+        for name, nodes, _ in include.where.terms:
+            path = ("grids", grid.name, "include", "where", name)
+            if name not in labels:
+                message = f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}"
+                problems.append(Problem(path, message, str(include.mark)))
+                continue
+            for node in nodes:
+                check_choice(Part(node, path, problems, node.mark), labels[name])
     return len(problems) == before
-
-
-def _check_include(include: Include, labels: AxisLabels, grid: Grid, problems: list[Problem]) -> None:
-    path = ("grids", grid.name, "include", "where")
-    for name, nodes, _ in include.where.terms:
-        if name not in labels:
-            message = f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}"
-            problems.append(Problem((*path, name), message, str(include.mark)))
-            continue
-        for node in nodes:
-            check_choice(Part(node, (*path, name), problems, node.mark), labels[name])
 
 
 def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> None:
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None
+
+    def report(text: str, part: str, *below: str, alone: bool = False) -> None:
+        """Add a problem at the place of an entry of the table, or at the table's."""
+        at = children(grid.table_node).get(part, grid.table_node)
+        problems.append(Problem((*path, part, *below), text, str(at.mark if at else grid.mark), alone=alone))
+
     listed = [axis for line in (*table.lines, *table.headings) for axis in line.labels]
     declared = children(grid.table_node)
     for part in _LISTED:
@@ -280,17 +282,14 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         valid = [*labels, *measured_columns()] if part == "columns" else list(labels)
         for name in names:
             if name not in (*valid, *listed) and (message := _no_axis(grid, name, valid)):
-                problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
+                report(message, part, alone=bool(grid.axes))
     if table.best in (*table.rows, table.columns, table.over):
-        message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
-        problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
+        report(f"'{table.best}' is also in its rows or columns, or averaged; remove it there", "best")
     elif len(labels.get(table.best, (None, None))) < 2:
-        message = f"'{table.best}' has one value; the best of an axis needs several"
-        problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
+        report(f"'{table.best}' has one value; the best of an axis needs several", "best")
     for name in table.against:
         if name in labels and name not in table.rows:
-            message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
-            problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
+            report(f"'{name}' is not one of the rows; {nearest(name, table.rows)}", "against", name)
     for name, node in children(children(grid.table_node).get("against")).items():
         check_choice(Part(node, (*path, "against", name), problems, node.mark), labels.get(name))
 
@@ -302,8 +301,3 @@ def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:
         return f"no axis '{name}'; {nearest(name, valid)}"
     # Without a size no cell is valid, which is reported for the cells; a size given by numbers only has no label.
     return f"the size at {size.mark} has no label; add `name: ...` to it" if size else ""
-
-
-def _place(grid: Grid, part: str) -> Mark:
-    node = children(grid.table_node).get(part, grid.table_node) if grid.table_node else None
-    return node.mark if node else grid.mark

@@ -260,28 +260,20 @@ def reached(grids: Mapping[str, Grid], names: Iterable[str]) -> list[Grid]:
     return list(found.values())
 
 
-def read_where(part: Part, labels: AxisLabels) -> Condition:
-    """Return a condition after checking that its names and labels exist."""
+def read_where(part: Part, labels: AxisLabels | None) -> Condition:
+    """Return a condition, of one label or a list of them for each axis, after checking that its names and labels exist;
+    None leaves them unchecked."""
     terms = []
-    for name, (place, nodes) in condition(part).items():
-        if name not in labels:
-            place.report(f"no axis '{name}'; {nearest(name, labels)}", place.key)
-            continue
-        chosen = tuple(check_choice(place.holding(node), labels[name]) for node in nodes)
-        terms.append((name, nodes, chosen))
-    return Condition(part.mark, tuple(terms))
-
-
-def condition(part: Part) -> dict[str, tuple[Part, tuple[Node, ...]]]:
-    """Return the allowed values of each axis: one, or a list."""
-    found = {}
     for name, wanted in part.entries().items():
-        assert wanted.node is not None
         if wanted.value == ():
             wanted.report("is an empty list: no cell matches")
-        else:
-            found[name] = wanted, wanted.value if isinstance(wanted.value, tuple) else (wanted.node,)
-    return found
+        elif labels is not None and name not in labels:
+            wanted.report(f"no axis '{name}'; {nearest(name, labels)}", wanted.key)
+        elif wanted.node is not None:
+            nodes = wanted.value if isinstance(wanted.value, tuple) else (wanted.node,)
+            valid = None if labels is None else labels[name]
+            terms.append((name, nodes, tuple(check_choice(wanted.holding(node), valid) for node in nodes)))
+    return Condition(part.mark, tuple(terms))
 
 
 def check_choice(part: Part, valid: tuple[Label, ...] | None) -> Label:
@@ -353,19 +345,14 @@ def _read_include(part: Part, names: Mapping[str, str]) -> tuple[Include, ...]:
             parts["grid"] = item
         if "grid" not in parts:
             item.report("needs 'grid': the name of another grid")
-        where = condition(parts["where"])
-        terms = tuple((axis, nodes, tuple(label(n, axis) for n in nodes)) for axis, (_, nodes) in where.items())
         grid = parts["grid"].text()
-        found.append(Include(names.get(grid, grid), Condition(item.mark, terms), item.mark))
+        found.append(Include(names.get(grid, grid), read_where(parts["where"], None), item.mark))
     return tuple(found)
 
 
 def listed(part: Part) -> tuple[Line, ...]:
     """Return the rows, columns or bands of `{TITLE: {AXIS: LABEL}}`; a list of labels stands for any of them."""
-    return tuple(
-        Line(title, {axis: tuple(label(node, axis) for node in nodes) for axis, (_, nodes) in condition(one).items()})
-        for title, one in part.entries().items()
-    )
+    return tuple(Line(title, read_where(one, None).labels) for title, one in part.entries().items())
 
 
 def in_bands(rows: Sequence[Line], bands: Sequence[Line]) -> tuple[Line, ...]:

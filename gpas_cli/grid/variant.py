@@ -28,6 +28,7 @@ from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.translation import LANGUAGES
+from gpas_cli.words import grouped
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
 
@@ -166,19 +167,14 @@ def shrink(entries: Sequence[Entry], tiny: Tiny, catalogue: Catalogue, *, nodes:
 
 def one_seed(entries: Iterable[Entry]) -> list[Entry]:
     """Return the first of the entries that differ only in the seed."""
-    families: dict[tuple[Any, ...], Entry] = {}
-    for entry in entries:
-        families.setdefault((entry.grid, entry.labels_without("seed")), entry)
-    return list(families.values())
+    families = grouped(((entry.grid, entry.labels_without("seed")), entry) for entry in entries)
+    return [family[0] for family in families.values()]
 
 
 def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetting]:
     """Return the settings in which shrunk cells differ from the original ones, in the order of a cell."""
-    pairs: dict[str, list[tuple[Any, Any]]] = {}
-    for old, new in zip(before, after, strict=True):
-        small = flat(new.cell.settings)
-        for name, value in flat(old.cell.settings).items():
-            pairs.setdefault(name, []).append((value, small.get(name)))
+    both = ((flat(old.cell.settings), flat(new.cell.settings)) for old, new in zip(before, after, strict=True))
+    pairs = grouped((name, (value, small.get(name))) for old, small in both for name, value in old.items())
     return [
         ShrunkSetting(name, _distinct(old for old, _ in values), _distinct(new for _, new in values))
         for name, values in pairs.items()

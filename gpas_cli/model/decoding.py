@@ -43,21 +43,21 @@ class CachedReader:
 
         The first call has the prompts, of any lengths, and each later one a single token for each row.
         """
-        decoder, head = self.network.model, self.network.lm_head
-        table = decoder.embed_tokens.weight
-        counts = torch.tensor([len(row) for row in tokens], device=table.device)
+        decoder = self.network.model
+        device = self.network.head.device
+        counts = torch.tensor([len(row) for row in tokens], device=device)
         width = int(counts.max())
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=table.device)
-        steps = torch.arange(width, device=table.device)
-        places = torch.tensor(self._lengths, device=table.device)[:, None] + steps
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=device)
+        steps = torch.arange(width, device=device)
+        places = torch.tensor(self._lengths, device=device)[:, None] + steps
         longest = max(self._lengths) + width
         # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
         stream = Packing.at(places.flatten(), self.capacity)
         x = decoder.entered(padded.view(1, -1), stream)
         positions = decoder.positions(x, stream)
         turns = stream.turns(positions.tables) if positions.tables else None
-        prefix = torch.tensor(self._prefix, device=table.device)[:, None, None, None]
-        keys = torch.arange(longest, device=table.device)
+        prefix = torch.tensor(self._prefix, device=device)[:, None, None, None]
+        keys = torch.arange(longest, device=device)
         seen = (keys <= places[:, None, :, None]) | (keys < prefix)
         for layer in decoder.layers:
             assert isinstance(layer, Block)
@@ -69,7 +69,7 @@ class CachedReader:
             x = mlp.residual.apply(attention.residual.apply(x, attend), mlp.f, bottom)
         self._lengths = [length + len(row) for length, row in zip(self._lengths, tokens, strict=True)]
         last = x.view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
-        return read(self.network.head_transform(decoder.norm(last)), table if head is None else head.weight)
+        return read(self.network.head_transform(decoder.norm(last)), self.network.head)
 
     def _attended(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -163,14 +163,6 @@ def _saving_input(gate: nn.Module, x: Tensor) -> Tensor:
     return gate(x, saves_input=True) if isinstance(gate, GpasGate) else x
 
 
-def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
-    """Return a module for every gate slot: `gate` in `slot`, the identity in all others."""
-    slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
-    if slot is not None and gate is not None:
-        slots[slot] = gate
-    return slots
-
-
 Read = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -205,40 +197,35 @@ class Block(nn.Module):
         self.post_attention_layernorm = norm_of(model, second.in_norm)
         self.mlp_branch_norm = norm_of(model, second.branch_norm)
         self.mlp_out_norm = norm_of(model, second.out_norm)
-        skips = self.factors((first.skip, second.skip), "skip_factor", model.size.hidden)
-        branches = self.factors((first.branch, second.branch), "factor", model.size.hidden)
-        gates = self._add_gates(model, layer)
+        named = (("attn", first), ("mlp", second))
+        skips = [self.factor_of(own.skip, "skip_factor", name, model.size.hidden) for name, own in named]
+        branches = [self.factor_of(own.branch, "factor", name, model.size.hidden) for name, own in named]
         slots = model.gate_slots(layer)
+        gates = self.gates(model, layer, "attn", slots[0]), self.gates(model, layer, "mlp", slots[1])
         around = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
-        self._attention = Residual(*around, skips[0], branches[0], gates_in(slots[0], gates[0]))
+        self._attention = Residual(*around, skips[0], branches[0], gates[0])
         around = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
-        self._feed_forward = Residual(*around, skips[1], branches[1], gates_in(slots[1], gates[1]))
+        self._feed_forward = Residual(*around, skips[1], branches[1], gates[1])
 
-    def factors(
-        self, specs: Sequence[float | Factor], name: str, hidden: int, sublayers: Sequence[str] = ("attn", "mlp")
-    ) -> list[float | LearnedFactor]:
-        """Return the factor of each sub-layer, after adding those that are learned as modules of the layer."""
-        found = list[float | LearnedFactor]()
-        for spec, sublayer in zip(specs, sublayers, strict=True):
-            if not isinstance(spec, Factor):
-                found.append(spec)
-                continue
-            own = name if spec.shared else f"{sublayer}_{name}"
+    def factor_of(self, spec: float | Factor, name: str, sublayer: str, hidden: int) -> float | LearnedFactor:
+        """Return the factor of a sub-layer. One that is learned is added as a module of the layer."""
+        if not isinstance(spec, Factor):
+            return spec
+        own = name if spec.shared else f"{sublayer}_{name}"
+        if not hasattr(self, own):
+            self.add_module(own, LearnedFactor(spec, hidden))
+        return getattr(self, own)  # type: ignore[no-any-return]
+
+    def gates(self, model: Model, layer: int, sublayer: str, slot: str | None) -> dict[str, nn.Module]:
+        """Return a module for every gate slot of a sub-layer: the gate in `slot`, the identity in all others. The gate
+        is added as a module of the layer, a single one if the sub-layers share it."""
+        slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
+        if model.gate and slot:
+            own = "gate" if model.gate.share == "layer" else f"{sublayer}_gate"
             if not hasattr(self, own):
-                self.add_module(own, LearnedFactor(spec, hidden))
-            found.append(getattr(self, own))
-        return found
-
-    def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
-        if model.gate is None:
-            return None, None
-        start = model.gate.starts(model.size.layers)[layer - 1]
-        if model.gate.share == "layer":
-            self.gate = GpasGate(model.gate, start)
-            return self.gate, self.gate
-        self.attn_gate = GpasGate(model.gate, start)
-        self.mlp_gate = GpasGate(model.gate, start)
-        return self.attn_gate, self.mlp_gate
+                self.add_module(own, GpasGate(model.gate, model.gate.starts(model.size.layers)[layer - 1]))
+            slots[slot] = getattr(self, own)
+        return slots
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
@@ -426,8 +413,12 @@ class Llama(nn.Module):
         """tokens: (batch, time) int64, or (1, n) with a packing -> logits (batch, time, vocab), or whatever `read`
         returns for the final hidden states and the head's matrix (vocab, hidden). `visible`: None if causal; `active`:
         None for all layers; `dropout`: None but in training."""
-        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return read(self.head_transform(self.model(tokens, packing, visible, active, dropout)), head)
+        return read(self.head_transform(self.model(tokens, packing, visible, active, dropout)), self.head)
+
+    @property
+    def head(self) -> Tensor:
+        """The head's matrix, (vocab, hidden)."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     @property
     def last_norm(self) -> nn.Module:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Attention, Positions, Visible
 from gpas_cli.model.dropout import Dropout, dropped
-from gpas_cli.model.layers import GpasGate
-from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, gates_in, norm_of
+from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, norm_of
 from gpas_cli.model.packing import Packing
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.depth import ActiveLayers
@@ -69,13 +68,13 @@ class CrossAttention(Attention):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading(Positions):
     """Positions in a decoder that reads an encoder's states `memory`, (batch, time, hidden), where they are `seen`,
     bool, (batch, 1, 1, time)."""
 
-    memory: Tensor | None = None
-    seen: Tensor | None = None
+    memory: Tensor
+    seen: Tensor
 
 
 class DecoderBlock(Block):
@@ -88,29 +87,16 @@ class DecoderBlock(Block):
         self.cross_layernorm = norm_of(model, wiring.in_norm)
         self.cross_branch_norm = norm_of(model, wiring.branch_norm)
         self.cross_out_norm = norm_of(model, wiring.out_norm)
-        skip, branch = (
-            self.factors([spec], name, model.size.hidden, ["cross"])[0]
-            for spec, name in ((wiring.skip, "skip_factor"), (wiring.branch, "factor"))
-        )
+        skip = self.factor_of(wiring.skip, "skip_factor", "cross", model.size.hidden)
+        branch = self.factor_of(wiring.branch, "factor", "cross", model.size.hidden)
         norms = (self.cross_layernorm, self.cross_branch_norm, self.cross_out_norm)
-        self._cross = Residual(*norms, skip, branch, gates_in(model.gate_slots(layer)[0], self._gate_of(model, layer)))
-
-    def _gate_of(self, model: Model, layer: int) -> GpasGate | None:
-        if model.gate is None:
-            return None
-        if model.gate.share == "layer":
-            return self.gate
-        self.cross_gate = GpasGate(model.gate, model.gate.starts(model.size.layers)[layer - 1])
-        return self.cross_gate
+        self._cross = Residual(*norms, skip, branch, self.gates(model, layer, "cross", model.gate_slots(layer)[0]))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden) -> same shape. `positions` is a `Reading`."""
         assert isinstance(positions, Reading)
-        memory, seen = positions.memory, positions.seen
-        assert memory is not None
-        assert seen is not None
-        kept = self.cross_attn.keys_and_values(memory)
-        return self.applied(x, lambda h: self.self_attn(h, positions), kept, seen, positions.dropout)
+        kept = self.cross_attn.keys_and_values(positions.memory)
+        return self.applied(x, lambda h: self.self_attn(h, positions), kept, positions.seen, positions.dropout)
 
     def sublayers(self, positions: Positions) -> tuple[SubLayer, ...]:
         """Return the three sub-layers; applied one after the other they equal `forward`."""
@@ -120,8 +106,6 @@ class DecoderBlock(Block):
 
     def _read(self, x: Tensor, positions: Positions) -> Tensor:
         assert isinstance(positions, Reading)
-        assert positions.memory is not None
-        assert positions.seen is not None
         return self.cross_attn.read(x, self.cross_attn.keys_and_values(positions.memory), positions.seen)
 
     def applied(
@@ -263,9 +247,7 @@ class Writer:
         for layer, cross, past in zip(self._layers(), self._cross, kept, strict=True):
             x = layer.applied(x, partial(self._attended, layer.self_attn, turns, past), cross, self._seen)
         self._length += 1
-        head = self.network.lm_head
-        states = self.network.head_transform(decoder.norm(x[:, -1]))
-        return F.linear(states, decoder.embed_tokens.weight if head is None else head.weight)
+        return F.linear(self.network.head_transform(decoder.norm(x[:, -1])), self.network.head)
 
     def _attended(
         self, attention: Attention, turns: tuple[Tensor, Tensor] | None, past: tuple[Tensor, Tensor] | None, x: Tensor

@@ -20,7 +20,7 @@ from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.structure import FLAT
-from gpas_cli.words import byte_size, count
+from gpas_cli.words import byte_size, count, grouped
 
 _Names = Mapping[Size, str]  # of sizes that are not built in
 _Group = tuple[object, ...]
@@ -115,9 +115,7 @@ class StageCost:
 
 def by_stage(jobs: Iterable[StageJob], works: Sequence[Work]) -> list[StageCost]:
     """Return the cost of each group of jobs, in the order of the jobs."""
-    groups: dict[tuple[str, Resources], list[StageJob]] = {}
-    for job in jobs:
-        groups.setdefault((job.kind, job.resources), []).append(job)
+    groups = grouped(((job.kind, job.resources), job) for job in jobs)
     work_of = {work.job.key: work for work in works}
     costs = []
     for (stage, resources), same in groups.items():

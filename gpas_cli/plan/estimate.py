@@ -155,10 +155,8 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, float], resume
         each = assumed.flops(job.cell)
     else:
         each = _ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else _ASSUMED_THREAD_FLOPS
-    if speed is None:
-        seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
-        return Work(job, tokens, seconds / 3600, device, devices, measured=False, whole=whole)
-    return Work(job, tokens, tokens / speed / 3600, device, devices, measured=True, whole=whole)
+    seconds = tokens / speed if speed is not None else tokens * whole_flops_per_token(job.cell) / (devices * each)
+    return Work(job, tokens, seconds / 3600, device, devices, measured=speed is not None, whole=whole)
 
 
 def _longest(works: Sequence[Work]) -> float:

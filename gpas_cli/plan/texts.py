@@ -30,7 +30,7 @@ from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView, facts_of
-from gpas_cli.words import listed
+from gpas_cli.words import grouped, listed
 
 
 class Texts:
@@ -131,10 +131,7 @@ class Texts:
 def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:
     """Raise GpasError if the text of any of `cells` (id -> cell) is missing. The message gives each reason once."""
     texts = Texts(project, cells.values(), entries=entries)
-    reasons: dict[str, list[str]] = {}
-    for who, cell in cells.items():
-        if reason := texts.missing(cell):
-            reasons.setdefault(reason, []).append(who)
+    reasons = grouped((reason, who) for who, cell in cells.items() if (reason := texts.missing(cell)))
     if reasons:
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
@@ -189,9 +186,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     jobs = list(jobs)
     keys = {job.key for job in jobs}
     first = [job for job in jobs if keys.isdisjoint(job.before) and not job.cell.network]
-    readers: dict[Cell, list[StageJob]] = {}  # by `Cell.seedless`
-    for job in first:
-        readers.setdefault(job.cell.seedless, []).append(job)
+    readers = grouped((job.cell.seedless, job) for job in first)
     texts: dict[str, StageJob] = {}
     read: dict[str, str] = {}
     for wanted in requirements(same[0].cell for same in readers.values()):

@@ -1,4 +1,11 @@
-"""Train once what several trainings begin with (`spec.trunk`): its jobs, and where the others start.
+"""Train once what several trainings begin with: its jobs, and where the others start.
+
+    steps 400, decay 100   |--------------- constant ---------------|-- decay --|
+    steps 800, decay 200   |--------------- constant ---------------|----------- constant -----------|-- decay --|
+                                                                   300                              600
+
+A trunk is the training at the constant rate until one of these updates, an ordinary cell with its own key: the first
+300 updates of both are, bit for bit, those of `trunk(cell, 300)`. docs/explanation/trunks.md explains what follows.
 
 A trunk is worth a job if trainings that have not begun share it and it saves enough of their updates. It starts from a
 shorter one in turn. A finished training at the constant rate is a trunk too, whatever it was declared for, as long as
@@ -17,9 +24,10 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Work
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.data import ENDLESS
 from gpas_cli.spec.extensions import of_cell
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.spec.trunk import family, trunk, unshared
 from gpas_cli.state.observe import observe, observe_all
 from gpas_cli.state.outputs import last_checkpoint, newest_checkpoint
 from gpas_cli.state.status import ALIVE, RESULTS
@@ -29,7 +37,39 @@ from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import grouped
 
 _WORTH_A_JOB = 0.02  # the least that a trunk saves, of the updates of the trainings that share it
+_LONGEST = 100_000_000  # updates
 _Made = dict[int, Trunk]  # by the updates that a trunk has done
+
+
+def trunk(cell: Cell, updates: int) -> Cell:
+    """Return the cell that trains only the first `updates` of `cell`, which are at most its `stable_updates`."""
+    horizon = (cell.optim.horizon or cell.optim.steps) if _reads_a_part(cell) else 0
+    optim = replace(
+        cell.optim, schedule="constant", schedule_settings=None, min_ratio=Optim.min_ratio, steps=updates, stop=0,
+        horizon=0 if horizon == updates else horizon,
+    )  # fmt: skip
+    return replace(cell, optim=optim, later=())
+
+
+def _family(cell: Cell) -> Cell:
+    """Return what trainings that share their first updates have in common."""
+    return trunk(cell, _LONGEST)
+
+
+def unshared(cell: Cell) -> str:
+    """Return why no training of another length has the first updates of `cell`, "" if one may."""
+    optim = cell.optim
+    if not optim.stable_updates:
+        return f"optim.schedule: {optim.schedule} depends on the length from the start; constant and wsd do not"
+    if not cell.depth.is_full:
+        return f"depth: {cell.depth.kind} has stages that depend on the length"
+    if cell.teacher():
+        return "it starts from another training"
+    return ""
+
+
+def _reads_a_part(cell: Cell) -> bool:
+    return any(part.source in ENDLESS for part in cell.data.parts)
 
 
 def jobs_of(
@@ -105,7 +145,7 @@ def _families(jobs: Iterable[StageJob]) -> dict[Cell, list[StageJob]]:
     sharing = (job for job in trainings if not unshared(job.cell))
     # A checkpoint that a later stage reads must be the training's own.
     return grouped(
-        (family(job.cell), job)
+        (_family(job.cell), job)
         for job in sharing
         if all(update > job.cell.optim.stable_updates for update in job.cadence.keep)
     )
@@ -122,7 +162,7 @@ def _finished(runs: Path, families: Collection[Cell]) -> Mapping[Cell, _Made]:
                 continue
             cell = record.resolve_cell()
             of_now = record.code == version(of_cell(cell))
-            if of_now and not unshared(cell) and (kin := family(cell)) in families:
+            if of_now and not unshared(cell) and (kin := _family(cell)) in families:
                 last_checkpoint(runs, key)
                 found[kin][cell.optim.updates] = Trunk(key, cell.optim.updates, f"{record.grid}/{record.name}")
     return found

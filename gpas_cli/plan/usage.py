@@ -11,6 +11,7 @@ from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
 from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, usage_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.words import grouped
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class UsageMeter:
         runs = by_run(states)
         running = [self._running(state, spent) for state in runs if state.state == "running"]
         queued = [state for state in runs if state.state == "queued"]
-        by_grid: dict[str, list[CellStatus]] = {}
-        for state in states:
-            by_grid.setdefault(state.entry.grid, []).append(state)
+        by_grid = grouped((state.entry.grid, state) for state in states)
         grids = tuple(_use(name, own, spent) for name, own in by_grid.items())
         alone = len(grids) == 1 and len(once) == len(states)
         return Activity(
@@ -153,11 +152,12 @@ def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tup
     """Return (grid, size) -> the median seconds of its cells that are done or report their remaining time."""
     import statistics  # here, because it takes longer than to count the cells of a grid that has ended
 
-    found: dict[tuple[str, object], list[float]] = {}
-    for state in states:
-        eta = _eta(state)
-        if state.state == "done" or eta is not None:
-            found.setdefault(_like(state), []).append(_of(state, spent).seconds + (eta or 0.0))
+    known = ((state, _eta(state)) for state in states)
+    found = grouped(
+        (_like(state), _of(state, spent).seconds + (eta or 0.0))
+        for state, eta in known
+        if state.state == "done" or eta is not None
+    )
     return {like: statistics.median(seconds) for like, seconds in found.items()}
 
 

@@ -159,7 +159,7 @@ def describe_gate(gate: Gate | None) -> str:
     """
     if gate is None:
         return "none"
-    if activation(gate.activation).slope(0) == 0:
+    if activation(gate.activation, 0)[1] == 0:
         gate = replace(gate, init=0.0)
     return ", ".join(_changed(gate)) or "gpas"
 

@@ -22,21 +22,19 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.objective import CAUSAL
 from gpas_cli.spec.section import Input, Network, Section
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
+from gpas_cli.words import grouped
 
 _KEY_VERSION = "gpas-cell-1"
 _SEED = "\0"  # stands for the seed in the text of a key; no setting may have this character
 
 
-def _digest(spec: Mapping[str, Any]) -> str:
-    """Return the key of a specification: 16 hexadecimal digits."""
-    return _digest_of(_text_of(spec))
-
-
 def _text_of(spec: Mapping[str, Any]) -> str:
+    """Return the text of which `_digest` is the key of a specification."""
     return json.dumps([_KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _digest_of(text: str) -> str:
+def _digest(text: str) -> str:
+    """Return a key: 16 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -133,13 +131,13 @@ class Cell(CellParts):
         identity = self.network.identity() if self.network else {}
         if self.network is None:
             teacher = self.teacher()
-            first = _digest_of(str(self.seed).join(self._around_seed))
+            first = _digest(str(self.seed).join(self._around_seed))
             chain.append(Stage(STAGE_KINDS[PRETRAIN], first, (teacher.trained.key,) if teacher else ()))
         for stage in self.later:
             parents = (_last_training(chain).key,) if self.network is None else ()
-            parent = "".join(parents) or _digest(identity)
+            parent = "".join(parents) or _digest(_text_of(identity))
             spec = {"stage": stage.kind.name, "parent": parent, "spec": parse.plain(stage.parameters, for_key=True)}
-            chain.append(Stage(stage.kind, _digest(spec), parents))
+            chain.append(Stage(stage.kind, _digest(_text_of(spec)), parents))
         return tuple(chain)
 
     @cached_property
@@ -236,10 +234,7 @@ class Cell(CellParts):
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """Return the cells without those that differ from an earlier one only in the seed."""
-    found: dict[Cell, Cell] = {}
-    for cell in cells:
-        found.setdefault(cell.seedless, cell)
-    return list(found.values())
+    return [same[0] for same in grouped((cell.seedless, cell) for cell in cells).values()]
 
 
 def _last_training(chain: Sequence[Stage]) -> Stage:

@@ -230,12 +230,11 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     gate = model.gate
     if gate is None:
         return
-    act = activation(gate.activation)
     starts = gate.starts(model.size.layers)
     if len(starts) != model.size.layers:
         yield Problem(("gate", "init"), f"has {len(starts)} values for {model.size.layers} layers")
         return
-    shares, slopes = [act.value(a) for a in starts], [act.slope(a) for a in starts]
+    shares, slopes = zip(*(activation(gate.activation, a) for a in starts), strict=True)
     undefined = [a for a, *found in zip(starts, shares, slopes, strict=True) if not all(map(math.isfinite, found))]
     if undefined:
         yield Problem(("gate", "activation"), f"{gate.activation} has no finite value and slope at {undefined[0]:g}")

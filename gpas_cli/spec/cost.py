@@ -243,17 +243,12 @@ def _update_bytes(
 
 def _copies(cell: CellParts) -> int:
     """Return the bytes of the copies of the layers' matrices that autocast makes."""
-    return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision in _AUTOCAST else 0
+    return 2 * cell.model.size.layers * int(_per_layer(cell)) if cell.precision in _AUTOCAST else 0
 
 
 def _saved_copies(cell: CellParts, strategy: str, recompute: bool) -> int:
     """Return the bytes of those copies that are saved for the backward pass. What fsdp gathers needs no copies."""
     return 0 if recompute or strategy in SHARDED else _copies(cell)
-
-
-def _in_layer(cell: CellParts) -> int:
-    """Return the number of weights in a layer's matrices."""
-    return int(_per_layer(cell))
 
 
 def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
@@ -275,7 +270,7 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
         gathered = (1 if model.family.tied else 2) * weight * table
         # Two layers and half the gradients of one; when a layer is done, all its gradients and those on their way.
         # Those of the head are kept until the end.
-        one = _in_layer(cell)
+        one = int(_per_layer(cell))
         backward = max(backward + 5 * narrow * one // 2, (3 * narrow + weight) * one) + weight * table
     if strategy == "ddp":
         backward += weight * table + _MESSAGES_BYTES

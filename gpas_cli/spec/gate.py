@@ -55,30 +55,13 @@ CHOICES: dict[str, Callable[[float, float], bool]] = {"max": lambda a, b: a > b,
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
-@dataclass(frozen=True)
-class _Activation:
-    """An activation by the text of its formula."""
-
-    formula: str
-
-    def value(self, alpha: float) -> float:
-        """Return act(alpha), NaN where it is not defined."""
-        return self._at(alpha)[0]
-
-    def slope(self, alpha: float) -> float:
-        """Return the derivative at alpha as autograd computes it, NaN where it is not defined."""
-        return self._at(alpha)[1]
-
-    def _at(self, alpha: float) -> tuple[float, float]:
-        try:
-            return _evaluated(syntax_tree(self.formula), alpha)
-        except (ValueError, OverflowError, ZeroDivisionError):
-            return math.nan, math.nan
-
-
-def activation(text: str) -> _Activation:
-    """Return the activation of a name in ACTIVATIONS or of a formula."""
-    return _Activation(ACTIVATIONS.get(text, text))
+def activation(text: str, alpha: float) -> tuple[float, float]:
+    """Return act(alpha) of a name in ACTIVATIONS or of a formula, and the derivative as autograd computes it; NaN where
+    they are not defined."""
+    try:
+        return _evaluated(syntax_tree(ACTIVATIONS.get(text, text)), alpha)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return math.nan, math.nan
 
 
 @cache
@@ -151,12 +134,13 @@ def _activation_fault(text: str) -> str:
         return fault
     if not _contains_alpha(tree):
         return f"the formula '{text}' does not contain {_ALPHA}"
-    same = next((name for name in ACTIVATIONS if _equal(activation(name), activation(text))), "")
+    same = next((name for name in ACTIVATIONS if _equal(name, text)), "")
     return f"the formula '{text}' is {same}; write activation: {same}" if same else ""
 
 
-def _equal(one: _Activation, other: _Activation) -> bool:
-    return all(math.isclose(one.value(a), other.value(a), rel_tol=1e-12, abs_tol=1e-12) for a in _SAMPLES)
+def _equal(one: str, other: str) -> bool:
+    pairs = ((activation(one, a)[0], activation(other, a)[0]) for a in _SAMPLES)
+    return all(math.isclose(*pair, rel_tol=1e-12, abs_tol=1e-12) for pair in pairs)
 
 
 def _contains_alpha(tree: ast.expr) -> bool:

@@ -9,7 +9,7 @@ The batch of an update, and so the result, does not depend on the rows of a micr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,14 @@ from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
-from gpas_cli.train.matmul import MatmulChoice, choose_matmul
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World, choose_layout
-from gpas_cli.train.precision import Precision
+from gpas_cli.train.precision import MatmulChoice, Precision, choose_matmul
 
-_WORDS = {
-    "device": "the device",
-    "threads": "threads",
-    "torch": "torch",
-    "compiled": "compiled layers",
-    "triton": "Triton's kernel of the loss",
-    "ragged": "attention to rows of different lengths in one stream",
-    "wider": "float32 sums of the head's gradient",
-    "deterministic": "deterministic kernels (resources.deterministic)",
-}
+
+def _called(words: str) -> Any:
+    """Declare a field with what messages call it."""
+    return field(metadata={"words": words})
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,14 @@ class Rounding:
     `triton` for the loss, `ragged` for attention to packed rows, `wider` to add up the gradient of the head.
     """
 
-    device: str
-    threads: int
-    torch: str
-    compiled: bool
-    triton: bool
-    ragged: bool
-    wider: bool
-    deterministic: bool
+    device: str = _called("the device")
+    threads: int = _called("threads")
+    torch: str = _called("torch")
+    compiled: bool = _called("compiled layers")
+    triton: bool = _called("Triton's kernel of the loss")
+    ragged: bool = _called("attention to rows of different lengths in one stream")
+    wider: bool = _called("float32 sums of the head's gradient")
+    deterministic: bool = _called("deterministic kernels (resources.deterministic)")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, str]:
@@ -74,7 +67,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     before = {"deterministic": True, **before} if step else before
     return {
         name: f"{words}: {_shown(before[name])} up to update {step}, {_shown(now[name])} after it"
-        for name, words in _WORDS.items()
+        for name, words in ((own.name, own.metadata["words"]) for own in fields(Rounding))
         if name in before and name in now and (before[name] != now[name] or (name == "deterministic" and not now[name]))
     }
 

@@ -74,8 +74,9 @@ class Writing:
         """Whether this process has written its part."""
         return self.part.done()
 
-    def finish(self) -> float:
-        """Rename the folder to `path` when it is complete and on disk. Return the seconds that writing took here.
+    def finish(self, keep: Collection[int] = ()) -> float:
+        """Rename the folder to `path` when it is complete and on disk, and delete outdated checkpoints but those after
+        `keep`. Return the seconds that writing took here.
 
         Collective. Raises OSError in every process.
         """
@@ -88,40 +89,9 @@ class Writing:
         files = {name: digest for found, _ in written for name, digest in found.items()}
         content = {"format": _FORMAT, "facts": dict(self.facts), "files": files, "tensors": tensors}
         self.world.together(lambda: _finish(aside, self.path, content) if self.world.leads else None)
+        for old in outdated(self.path.parent, keep) if self.world.leads else ():
+            shutil.rmtree(old, ignore_errors=True)
         return self.part.result()[1]
-
-
-def write(
-    path: Path,
-    facts: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    world: World = ALONE,
-    *,
-    background: bool = False,
-) -> Writing:
-    """Begin to write a checkpoint, which exists once the result is finished. Collective.
-
-    A process writes its shards and its part of the replicated tensors: in a thread if `background`, from copies in the
-    host's memory, so that updates may change the tensors meanwhile. Raises OSError in every process.
-    """
-    began = time.perf_counter()
-    world.together(lambda: _make(_aside(path)) if world.leads else None)
-    own = _own(tensors, world)
-    file = _file_of(world)
-    chunks = dict[str, dict[str, Any]]()
-    for name, part in own.items():
-        offsets = [first_row(tensors[name]), *(0 for _ in part.shape)][: part.dim()]
-        chunks[name] = {"file": file, "offsets": offsets, "sizes": list(part.shape)}
-    if background:
-        own = {name: part.to("cpu", copy=True) for name, part in own.items()}
-    about = {
-        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for name, tensor in tensors.items()
-    }
-    writer = ThreadPoolExecutor(1)
-    written = writer.submit(_timed, began, _aside(path) / file, own)
-    writer.shutdown(wait=not background)
-    return Writing(path, world, facts, about, chunks, written)
 
 
 def _aside(path: Path) -> Path:
@@ -168,17 +138,13 @@ def _finish(aside: Path, path: Path, content: Mapping[str, Any]) -> None:
     fsync(path.parent)
 
 
-def read(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor], world: World = ALONE) -> None:
-    """Fill the tensors of `wanted`, or this process's rows of them, from the checkpoint. Collective.
+@torch.no_grad()
+def _fill(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor]) -> None:
+    """Fill the tensors of `wanted`, or this process's rows of them, from the checkpoint.
 
     Its files must have been verified, and it must have every tensor in its shape. The number of processes that wrote it
     may be another.
     """
-    world.together(lambda: _fill(path, manifest, wanted))
-
-
-@torch.no_grad()
-def _fill(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor]) -> None:
     with ExitStack() as opened:
         files = {name: opened.enter_context(safe_open(path / name, framework="pt")) for name in manifest.files}
         for name, tensor in wanted.items():
@@ -316,26 +282,33 @@ def begin(
     *,
     background: bool = False,
 ) -> Writing:
-    """Begin to write the checkpoint of `position`, in the background or not, for `finish`. Collective.
+    """Begin to write the checkpoint of `position`, which exists once the result is finished. Collective.
+
+    A process writes its shards and its part of the replicated tensors: in a thread if `background`, from copies in the
+    host's memory, so that updates may change the tensors meanwhile.
 
     Raises OSError in every process if it cannot be written; older checkpoints are then untouched. Raises ValueError if
     the optimizer keeps state that `kind` does not declare.
     """
+    began = time.perf_counter()
+    path, file = path_of(folder, position.step), _file_of(world)
     tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
-    facts = {"key": key, **asdict(position)}
-    return write(path_of(folder, position.step), facts, tensors, world, background=background)
-
-
-def finish(writing: Writing, keep: Collection[int] = ()) -> float:
-    """Finish a checkpoint and delete outdated ones but those after `keep`. Return the seconds that writing took.
-
-    Collective. Raises OSError as `begin`.
-    """
-    seconds = writing.finish()
-    if writing.world.leads:
-        for old in outdated(writing.path.parent, keep):
-            shutil.rmtree(old, ignore_errors=True)
-    return seconds
+    world.together(lambda: _make(_aside(path)) if world.leads else None)
+    own = _own(tensors, world)
+    chunks = dict[str, dict[str, Any]]()
+    for name, part in own.items():
+        offsets = [first_row(tensors[name]), *(0 for _ in part.shape)][: part.dim()]
+        chunks[name] = {"file": file, "offsets": offsets, "sizes": list(part.shape)}
+    if background:
+        own = {name: part.to("cpu", copy=True) for name, part in own.items()}
+    about = {
+        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        for name, tensor in tensors.items()
+    }
+    writer = ThreadPoolExecutor(1)
+    written = writer.submit(_timed, began, _aside(path) / file, own)
+    writer.shutdown(wait=not background)
+    return Writing(path, world, {"key": key, **asdict(position)}, about, chunks, written)
 
 
 def load(
@@ -359,7 +332,7 @@ def load(
     state = _empty_state(network, manifest, optimizer, kind) if optimizer is not None else {}
     wanted |= {_state_name(kind, part, name): t for name, parts in state.items() for part, t in parts.items()}
     _check_tensors(path, manifest, wanted, complete=optimizer is not None)
-    read(path, manifest, wanted, world)
+    world.together(lambda: _fill(path, manifest, wanted))
     if optimizer is not None:
         optimizer.state.update({network.get_parameter(name): parts for name, parts in state.items()})
     return Position(**{name: manifest.facts.get(name, default) for name, default in asdict(Position()).items()})
@@ -383,7 +356,7 @@ def load_common(path: Path, wanted: Mapping[str, Tensor]) -> set[str]:
     for name, tensor in common.items():
         if manifest.tensors[name]["shape"] != list(tensor.shape):
             raise DamagedCheckpoint(f"{path}: {name} is {manifest.tensors[name]['shape']}, not {list(tensor.shape)}")
-    read(path, manifest, common)
+    _fill(path, manifest, common)
     return theirs
 
 

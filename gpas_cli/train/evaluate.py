@@ -66,7 +66,13 @@ def evaluate(
     means: list[Tensor] = []
     counts: list[int] = []
     for batch in batches:
-        means.append(_batch_mean(network, batch, precision, micro_batch, world, watch, active))
+        mean = torch.zeros((), dtype=torch.float64, device=precision.device)  # this process's share of the batch's
+        for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
+            rows = DeviceRows.of_batch(batch, part, precision.device)
+            # A row with an infinite divisor is another process's.
+            with watch(rows) if math.isfinite(weight) else nullcontext():
+                mean += summed_loss(network, rows, precision, weight, active=active)
+        means.append(mean)
         counts.append(batch.predicted)
     reshard(network)
     network.train()
@@ -75,8 +81,8 @@ def evaluate(
     tokens = sum(counts)
     if not tokens:
         raise DataError("no token of the validation text is a target; raise data.eval_tokens")
-    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
-    return _scores(mean, sum(losses) / len(losses), sum(losses) / (len(losses) + 1), tokens, bytes_per_token)
+    loss = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
+    return _scores(loss, sum(losses) / len(losses), sum(losses) / (len(losses) + 1), tokens, bytes_per_token)
 
 
 def _scores(
@@ -109,22 +115,3 @@ def evaluate_now(loop: Loop, batches: Iterable[Batch], bytes_per_token: float) -
         loop.network, batches, loop.precision, bytes_per_token,
         micro_batch=loop.micro_batch, world=loop.layout.world, active=loop.evaluated_layers(),
     )  # fmt: skip
-
-
-def _batch_mean(
-    network: LanguageModel,
-    batch: Batch,
-    precision: Precision,
-    micro_batch: int,
-    world: World,
-    watch: Watch,
-    active: ActiveLayers | None,
-) -> Tensor:
-    """Return this process's share of the batch's mean loss, float64 of shape ()."""
-    total = torch.zeros((), dtype=torch.float64, device=precision.device)
-    for part, weight in micro_batches(batch.targets, micro_batch or len(batch.targets), world=world):
-        rows = DeviceRows.of_batch(batch, part, precision.device)
-        # A row with an infinite divisor is another process's.
-        with watch(rows) if math.isfinite(weight) else nullcontext():
-            total += summed_loss(network, rows, precision, weight, active=active)
-    return total

@@ -22,7 +22,7 @@ from gpas_cli.train.depth import LayerSelection, freeze_gates
 from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import World
-from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, record_verified, run_training
+from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, run_training
 
 _KIND = "finetune"
 
@@ -62,6 +62,7 @@ def finetune(
     inputs = TrainingInputs(
         recipe, key, data.identity, batches, evaluator,
         start=lambda network: start_from(cell.before(_KIND), pretrained, network, world), selection=selection,
+        checked=text,
     )  # fmt: skip
     if selection is not None:
         # The set of trained layers changes, which only unsharded networks support.
@@ -140,7 +141,3 @@ class _FinetuneEvaluator(Evaluator):
     def costs(self, position: Position) -> dict[str, float]:
         """Return the time spent in updates and the tokens that they predicted."""
         return {"finetune_seconds": position.seconds, "finetune_tokens": position.tokens}
-
-    def record_verified(self, emit: Emit) -> None:
-        """Record which shards of the validation text were compared with their checksums since the last call."""
-        record_verified(self.text, emit)

@@ -301,7 +301,7 @@ class Loop:
         if not self.layout.compiled or self.selection is not None:
             return
         self._gradients(self.batches.at(0), False, self.depth.active(1) if self.depth else None)
-        self._clear_gradients()
+        self.network.zero_grad()
 
     @cached_property
     def _parameters(self) -> list[nn.Parameter]:
@@ -310,10 +310,6 @@ class Loop:
     @cached_property
     def _gates(self) -> list[Tensor]:
         return [gate.alpha for gate in self.network.gates()]
-
-    def _clear_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def evaluated_layers(self) -> ActiveLayers | None:
         """Return the layers that an evaluation applies now, None for all."""
@@ -335,7 +331,7 @@ class Loop:
         Raises GpasError if a single row does not fit, or, in a sharded network, if the micro-batch does not.
         """
         while True:
-            self._clear_gradients()
+            self.network.zero_grad()
             gradients = self.layout.gradient_sum(self.network, active)
             try:
                 result = self._accumulate(batch, observe, active, gradients)
@@ -347,7 +343,7 @@ class Loop:
                     # The other processes are waiting inside a layer. The scheduler starts the job again.
                     raise GpasError(f"out of memory: {self.micro_batch} rows at once do not fit the device") from error
                 result = None
-                self._clear_gradients()
+                self.network.zero_grad()
             gradients.finish()
             if not self.layout.world.any(result is None):
                 assert result is not None

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import psutil
 import torch
@@ -194,16 +194,6 @@ def fetch(tensors: Iterable[Tensor]) -> list[list[float]]:
     return [[next(numbers) for _ in range(len(tensor))] for tensor in flat]
 
 
-class _Rates(TypedDict):
-    """Speed and memory (bytes) as in the event `Step`; no `mfu` if the peak of the devices is unknown."""
-
-    tokens_per_second: float
-    seconds_per_step: float
-    flops_per_second: float
-    memory: float
-    mfu: NotRequired[float]
-
-
 class _SpeedMeter:
     """Measures speed and memory of a training of `cell` on `devices` devices like `device` since the last mark.
 
@@ -222,15 +212,15 @@ class _SpeedMeter:
         """Start measuring anew at `position`."""
         self.since = (time.perf_counter(), position)
 
-    def read(self, position: Position) -> _Rates:
-        """Return the rates since the last mark and the bytes in use, and mark `position`."""
+    def read(self, position: Position) -> dict[str, Any]:
+        """Return the rates since the last mark and the bytes in use, fields of `Step`, and mark `position`."""
         began, before = self.since
         self.mark(position)
         seconds = max(self.since[0] - began, 1e-9)
         speed = (position.tokens - before.tokens) / seconds
         updates = position.step - before.step
         flops = self.flops(before.step + 1, position.step) if updates else 0.0
-        measured: _Rates = {
+        measured = {
             "tokens_per_second": speed,
             "seconds_per_step": seconds / max(1, updates),
             "flops_per_second": speed * flops,

@@ -33,9 +33,9 @@ from gpas_cli.train.compiling import reuse_kernels_of
 from gpas_cli.train.depth import LayerSelection
 from gpas_cli.train.evaluate import evaluate_now, mixed, validation_rows
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.matmul import MatmulChoice
 from gpas_cli.train.observe import Divergence, Observer, profiling
 from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import MatmulChoice
 
 _IN_BACKGROUND = ("cuda",)  # devices whose trainings write checkpoints while updates go on; a CPU has no time to spare
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
@@ -96,9 +96,6 @@ class Evaluator(ABC):
         """Return the metrics of a training that has reached `position`, also of one that was interrupted."""
         return {}
 
-    def record_verified(self, emit: Emit) -> None:  # noqa: B027
-        """Record which shards of the texts were compared with their checksums since the last call, if there are any."""
-
 
 @dataclass(frozen=True)
 class TrainingInputs:
@@ -117,6 +114,8 @@ class TrainingInputs:
     evaluator: Evaluator
     start: Start = leave
     selection: LayerSelection | None = None
+    checked: ValidationText | None = None
+    """The text of which the shards that are compared with their checksums are recorded."""
     evaluates_first: bool = False
     """Whether the network is evaluated before the first update, too."""
 
@@ -288,7 +287,7 @@ class _Training:
         if self._writing and self.loop.layout.world.any(self._writing[0].done):
             self._finish_saving()
         self._observer.log(self.loop.position)
-        self.inputs.evaluator.record_verified(self.emit)
+        record_verified(self.inputs.checked, self.emit)
         return ended
 
     def _settle(self) -> Outcome | None:
@@ -364,7 +363,7 @@ class _Training:
             return
         (writing, position, record), self._writing = self._writing, None
         try:
-            seconds = checkpoint.finish(writing, self.how.cadence.keep)
+            seconds = writing.finish(self.how.cadence.keep)
         except OSError as error:
             self._not_saved(position, error)
             return
@@ -380,7 +379,7 @@ class _Training:
     def _evaluate(self) -> dict[str, float]:
         scores = self.inputs.evaluator.measure(self.loop)
         self.emit(_evaluation(self.loop.position.step, scores))
-        self.inputs.evaluator.record_verified(self.emit)
+        record_verified(self.inputs.checked, self.emit)
         return scores
 
     def _final(self) -> dict[str, float]:
@@ -422,21 +421,19 @@ def train(
 
     inputs = TrainingInputs(
         cell, cell.stages[0].key, corpus.identity, batches, _TextEvaluator(cell, corpus, reader), start,
-        evaluates_first=cell.start is not None,
+        checked=corpus, evaluates_first=cell.start is not None,
     )  # fmt: skip
     return run_training(inputs, paths, emit, how)
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:
     """Return the cell's tokenised text, as many rows as the whole schedule reads. Raises DataError."""
-    vocab = cell.text_vocab
-    rows = cell.optim.rows
-    return prepare(cell.data, vocab, cache, root=root, notify=notify, rows=rows)
+    return prepare(cell.data, cell.text_vocab, cache, root=root, notify=notify, rows=cell.optim.rows)
 
 
-def record_verified(text: ValidationText, emit: Emit) -> None:
-    """Record which shards of the text were compared with their checksums since the last call."""
-    for split, shards in text.newly_verified().items():
+def record_verified(text: ValidationText | None, emit: Emit) -> None:
+    """Record which shards of the text, if there is one, were compared with their checksums since the last call."""
+    for split, shards in text.newly_verified().items() if text else ():
         emit(Verified(split, shards))
 
 
@@ -466,10 +463,6 @@ class _TextEvaluator(Evaluator):
         left_out = {f"left_out/{reason}": number for reason, number in self.corpus.left_out.items()}
         costs = {"train_seconds": position.seconds, "train_tokens": position.tokens}
         return {**costs, **_work(self.cell, position), **left_out}
-
-    def record_verified(self, emit: Emit) -> None:
-        """Record which shards of the text were compared with their checksums since the last call."""
-        record_verified(self.corpus, emit)
 
 
 def _work(cell: Cell, position: Position) -> dict[str, float]:

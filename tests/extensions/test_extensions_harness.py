@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end import WORDS
+from documents import WORDS
 from exporting import CPU, Room, needs_harness, needs_transformers, run_alone
 from goldens import golden_cases
 from local_documents import score_local, write

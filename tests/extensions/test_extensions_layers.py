@@ -16,7 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import cases
-from importance_ranks import WORDS, cell_of, measured, save_network, without, write_texts
+from documents import WORDS
+from importance_ranks import cell_of, measured, save_network, without, write_texts
 from recorder import Recorder, stop_after
 from torch import Tensor, nn
 

@@ -23,13 +23,13 @@ from gpas_cli.grid.variant import changes, shrink
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.origin.provenance import _start
 from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.plan.trunks import unshared
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.section import Tiny
-from gpas_cli.spec.trunk import unshared
 from gpas_cli.train import checkpoint
 from gpas_cli.train.training import Execution, RunPaths, train
 

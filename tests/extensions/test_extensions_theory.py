@@ -281,7 +281,7 @@ def test_bounds_as_json(tmp_path: Path) -> None:
     assert [row["layer"] for row in document["preserved"]] == [1, 2, 3]
     assert all(row["error"] < 1e-9 for row in document["preserved"])
     assert document["gates"] == "as trained (step-00000004)"
-    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu").value(0.7)) ** 4, rel=1e-6)
+    assert document["preserved"][0]["predicted"] == pytest.approx((1 - activation("silu", 0.7)[0]) ** 4, rel=1e-6)
     document = gpas(tmp_path, "theory", "depth", "opened", "--json").json
     assert document["depth"]["log10_joined"] > document["depth"]["log10_bound"] > 0
     assert document["stages"]["bound"] > document["stages"]["gap"]

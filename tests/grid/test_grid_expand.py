@@ -117,11 +117,6 @@ def test_a_mapping_merged_over_a_word_extends_it() -> None:
     assert (entries[1].cell.model.init.preset, normal.cell.model.init.preset) == ("deepnorm", "normal")
 
 
-def test_a_section_axis_applies_before_a_dotted_one_in_any_order() -> None:
-    entries = grid(cells(**{"gate.activation": "[tanh]", "gate": "[gpas]"}))
-    assert entries[0].cell.model.gate.activation == "tanh"
-
-
 def test_zip_varies_axes_together() -> None:
     entries = grid(BASE + "axes: {zip: {seed: [1, 2], optim.lr: [1e-3, 2e-3]}, norm: [pre, lns]}")
     assert [entry.name for entry in entries] == ["s1-lr0.001-pre", "s1-lr0.001-lns", "s2-lr0.002-pre", "s2-lr0.002-lns"]

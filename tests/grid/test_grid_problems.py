@@ -1,10 +1,15 @@
-"""Every mistake has a message with its line and column; all mistakes of a file are reported at once."""
+"""Every mistake has a message with its line and column; all mistakes of a file are reported at once. The words of other
+tools and of plain English are answered with what to write here."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from cases import cases
 from grids import HEAD, complaints, grid, read, whole
+
+import gpas_cli
 
 BASE = "base: {size: quickstart, data: quickstart}\n"
 BAD_CELLS = "{norm: [prenorm], gate: [true], optim.lr: [-1]}"
@@ -95,3 +100,30 @@ def test_a_mistake_beside_the_cells_hides_none_in_the_cells(beside: str) -> None
     text = whole("base: {size: quickstart, data: quickstart, optim.lr: -1}\naxes: {gate: [gpass]}\n" + beside)
     found = complaints(text)
     assert [line.split(": ")[1].split(".")[0] for line in found] == ["grids", "gate", "optim"], found
+
+
+@cases("grid/cases.yaml")
+def test_a_guess_in_the_base(written: str, says: str) -> None:
+    (message,) = complaints(whole(f"base: {{size: quickstart, data: quickstart, {written}}}"))
+    assert message.endswith(says)
+
+
+@cases("grid/cases.yaml")
+def test_a_guess_at_an_axis(written: str, says: str) -> None:
+    (message,) = complaints(whole(f"base: {{size: quickstart, data: quickstart}}\naxes: {{{written}}}"))
+    assert message.endswith(says)
+
+
+def test_a_file_as_data_is_declared_first() -> None:
+    (message,) = complaints(whole("base: {size: quickstart, data: texts/a.txt}"))
+    assert message.endswith("declare a text first: corpora: {mine: {source: files, path: texts/a.txt, tokenizer: bpe}}")
+
+
+def test_the_settings_that_are_offered_exist() -> None:
+    lines = (Path(gpas_cli.__file__).parent / "other_words.txt").read_text("utf-8").splitlines()
+    offered = {found for line in lines for found in re.findall(r"\b([a-z]+\.[a-z_0-9]+)", line.partition(" = ")[0])}
+    for section, name in (setting.split(".") for setting in offered - {"errors.nearest"}):
+        own = "gate: {like: gpas}, " if section != "gate" else ""
+        (message,) = complaints(whole(f"base: {{size: quickstart, data: quickstart, {own}{section}.{name}: {{}}}}"))
+        assert f"{section}.{name}: " in message
+        assert "unknown" not in message

@@ -243,24 +243,8 @@ def test_a_tied_network_is_saved_in_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(one(TOKENS), other(TOKENS))
 
 
-def test_keys_and_mistakes_of_families() -> None:
-    recipe = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
-    llama, explicit = cell_from(recipe), cell_from({**recipe, "family": {"like": "llama", "context": 77}})
-    assert llama.key == explicit.key == cell_from(llama.to_mapping()).key
-    parts = [{"norm": "layernorm"}, {"ffn": "gelu"}, {"positions": "learned"}, {"bias": True}, {"tied": True}, "gpt"]
-    parts += [{"qk_norm": "head"}, {"qk_norm": "width"}, {"norm": "dyt"}]
-    cells = [llama, *(cell_from({**recipe, "family": part}) for part in parts)]
-    assert len({cell.key for cell in cells}) == len(cells)
-    assert all(cell_from(cell.to_mapping()) == cell for cell in cells)
-    for values, message in (
-        ({"family": "gtp"}, "did you mean 'gpt'"),
-        ({"family": {"like": "gpt", "context": 32}}, "32 is shorter than a row of 64 tokens"),
-        ({"family": "gpt", "init": {"zero_last_row": True}}, "a tied head also trains the last row"),
-        ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
-    ):
-        with pytest.raises(InvalidExperiments, match=message):
-            cell_from({**recipe, **values})
-    assert cell_from({**recipe, "size": {"like": "quickstart", "heads": 32}, "family": {"positions": "learned"}})
+def test_learned_positions_allow_any_head_dimension_and_no_longer_row() -> None:
+    assert parse_model({"size": {"like": "quickstart", "heads": 32}, "family": {"positions": "learned"}})
     with pytest.raises(ValueError, match="but the network has 6 learned positions"):
         network(family={"positions": "learned", "context": 6})(TOKENS)
 

@@ -1,6 +1,8 @@
-"""Gates: their activations, their gradients and what they save; networks beside those of the reference."""
+"""Gates: their activations, their gradients and what they save; paths through the network, with skipped layers and
+factors; networks beside those of the reference."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -14,12 +16,13 @@ from gate_placements import FEW, spread, two_layers
 from golden_inputs import forward_case, probe
 from golden_networks import GOLDEN, close, filled
 from moved_networks import moved_network
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpas_cli.model import layers as gate_module
 from gpas_cli.model.layers import GpasGate, torch_activation
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.stream import observed_inputs
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.gate import ACTIVATIONS, Gate, activation
 from gpas_cli.spec.norm import SCHEMES
 
@@ -154,9 +157,9 @@ def test_values_and_gradients_are_those_of_the_numbers(act: str) -> None:
     alphas = torch.tensor(points, dtype=torch.float64, requires_grad=True)
     values = torch_activation(act)(alphas)
     values.sum().backward()
-    known = activation(act)
-    assert values.tolist() == pytest.approx([known.value(a) for a in points], rel=1e-13, abs=1e-15)
-    assert alphas.grad.tolist() == pytest.approx([known.slope(a) for a in points], rel=1e-13, abs=1e-15)
+    known = [activation(act, a) for a in points]
+    assert values.tolist() == pytest.approx([value for value, _ in known], rel=1e-13, abs=1e-15)
+    assert alphas.grad.tolist() == pytest.approx([slope for _, slope in known], rel=1e-13, abs=1e-15)
 
 
 @pytest.mark.parametrize("act", ALL_ACTIVATIONS)
@@ -216,3 +219,57 @@ def compare_gradients(network: Llama, golden: dict, tolerance: float) -> None:
     if gates:
         close(gates, golden["gate_grads"], 10 * tolerance)
     close(np.sqrt(sum((g**2).sum() for g in gradients.values())), golden["total_grad_l2"], tolerance)
+
+
+# An eps that is far below the smallest mean square of these streams, so that gate gradients are exact up to rounding.
+DEEP = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 5, "vocab": 50, "eps": 1e-15}
+SKIPPING = ActiveLayers((1, 3, 5), (1.0, 1.0, 1.0))
+SCALED = ActiveLayers((1, 3, 4), (math.sqrt(2), 1.0, math.sqrt(2)))
+
+
+def deep(norm: str) -> Llama:
+    return moved_network({"size": DEEP, "norm": norm, "gate": {"init": [0.3, -0.2, 0.15, 0.4, 0.1]}})
+
+
+def backward(made: Llama, active: ActiveLayers | None) -> Tensor:
+    """Return the loss, after adding its gradients."""
+    logits = made(TOKENS, active=active)
+    loss = F.cross_entropy(logits.flatten(0, 1), TOKENS.roll(1, 1).flatten())
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_a_path_equals_the_network_without_the_other_layers(norm: str) -> None:
+    """Loss and gradients, to the bit; what is skipped has no gradient at all."""
+    made = deep(norm)
+    loss = backward(made, SKIPPING)
+    skipped = {name for name, p in made.named_parameters() if p.grad is None}
+    assert skipped == {
+        name for name, _ in made.named_parameters() if name.startswith(("model.layers.1.", "model.layers.3."))
+    }
+    short = deep(norm)
+    short.model.layers = nn.ModuleList(short.model.layers[layer - 1] for layer in SKIPPING.layers)
+    assert torch.equal(backward(short, None), loss)
+    pair = (sorted(network.named_parameters()) for network in (made, short))
+    ours, theirs = ([p.grad for _, p in named if p.grad is not None] for named in pair)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_factors_scale_what_a_layer_adds(norm: str) -> None:
+    made = deep(norm)
+    x = made.model.embed_stages(made.model.embed_tokens(TOKENS))
+    positions = made.model.positions(x)
+    for layer, factor in zip(SCALED.layers, SCALED.factors, strict=True):
+        x = x + factor * (made.model.layers[layer - 1](x, positions) - x)
+    expected = F.linear(made.model.norm(x), made.lm_head.weight)
+    torch.testing.assert_close(made(TOKENS, active=SCALED), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_all_layers_with_the_factor_1_are_the_network_to_the_bit_and_no_layer_is_the_embedding() -> None:
+    made = deep("pre")
+    everything = ActiveLayers(tuple(range(1, 6)), (1.0,) * 5)
+    assert torch.equal(made(TOKENS, active=everything), made(TOKENS))
+    nothing = made(TOKENS, active=ActiveLayers((), ()))
+    assert torch.equal(nothing, F.linear(made.model.norm(made.model.embed_tokens(TOKENS)), made.lm_head.weight))

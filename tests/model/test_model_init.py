@@ -250,7 +250,7 @@ def test_networks_have_one_key_exactly_if_they_have_one_equation(number: int, sc
 def test_the_jacobian_of_a_gate(act: str, stop: bool) -> None:
     """The identity with stop-gradient, 1 - act(alpha) times it without."""
     gate = next(network("pre", {"activation": act, "stop_gradient": stop, "init": 0.3}).gates()).double()
-    assert gate.value().item() == pytest.approx(activation(act).value(gate.alpha.item()), rel=1e-14)
+    assert gate.value().item() == pytest.approx(activation(act, gate.alpha.item())[0], rel=1e-14)
     jacobian = torch.autograd.functional.jacobian(gate, torch.randn(5, dtype=torch.float64))
     expected = torch.eye(5, dtype=torch.float64)
     if stop:
@@ -303,7 +303,7 @@ def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
     )
     model(TOKENS)
     assert len(seen) == 3
-    assert [gate.value().item() for gate in model.gates()] == pytest.approx([activation("silu").value(0.3)] * 2)
+    assert [gate.value().item() for gate in model.gates()] == pytest.approx([activation("silu", 0.3)[0]] * 2)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -64,16 +64,12 @@ def test_a_rival_is_the_formula_of_its_paper(scheme: str, gate: str) -> None:
     check(network, x)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "starts"),
-    [("rezero", {0.0}), ("skipinit", {0.0}), ("layerscale", {0.1}), ("scalars", {1.0}), ("scaled-branches", set())],
-)
-def test_factors_start_as_in_their_papers(scheme: str, starts: set[float]) -> None:
+@cases("model/cases.yaml")
+def test_factors_start_as_in_their_papers(scheme: str, starts: list[float], numbers: int) -> None:
     network = build(parse_model({"size": SIZE, "norm": scheme}), seed=5)
     found = {name: value for name, value in network.named_parameters() if "factor" in name}
-    assert {round(one, 6) for value in found.values() for one in value.tolist()} == starts
-    whole = {"rezero": LAYERS, "skipinit": 2 * LAYERS, "layerscale": 2 * LAYERS * 16, "scalars": 4 * LAYERS}
-    assert sum(value.numel() for value in found.values()) == whole.get(scheme, 0)
+    assert {round(one, 6) for value in found.values() for one in value.tolist()} == set(starts)
+    assert sum(value.numel() for value in found.values()) == numbers
 
 
 def test_the_start_of_layerscale_depends_on_the_depth() -> None:

@@ -118,15 +118,6 @@ def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:
     assert made_plan(runs, big, machine=eight).rows[0].action == "new"
 
 
-def test_flops_count_the_head_the_layers_and_attention() -> None:
-    cell = entry().cell
-    size = cell.model.size
-    length = cell.data.length
-    d, f, v, layers = size.hidden, size.ffn, size.vocab, size.layers
-    matrices = v * d + layers * (4 * d * d + 3 * d * f)
-    assert flops_per_token(cell) == 6 * matrices + 6 * layers * length * d
-
-
 def test_a_measured_speed_replaces_the_assumed_one(runs: Path) -> None:
     cell = entry(seed=1)
     tokens = made_plan(runs, cell).estimate.tokens

@@ -15,10 +15,9 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Outcome
 from gpas_cli.grid import Entry
 from gpas_cli.plan.plan import plan
-from gpas_cli.plan.trunks import jobs_of, needed_trunks, saving, trunk_keys
+from gpas_cli.plan.trunks import jobs_of, needed_trunks, saving, trunk, trunk_keys
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.spec.trunk import trunk
 from gpas_cli.store.snapshot import current_code
 
 NOW = current_code()

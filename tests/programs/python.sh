@@ -1,4 +1,3 @@
-#!/bin/sh
 case "$*" in
     -c*) echo VERSION ;;
     --version) echo Python VERSION.1 ;;

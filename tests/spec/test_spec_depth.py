@@ -172,11 +172,6 @@ def test_the_key_of_full_depth_is_the_one_before_there_was_depth() -> None:
     plain = cell("full")
     without = {name: part for name, part in plain.to_mapping().items() if name != "depth"}
     assert cell_from(without).key == plain.key
-    keys = {cell(depth).key for depth in ("full", "layerdrop", *({"like": k, "stages": "6-24"} for k in KINDS))}
-    assert len(keys) == 4
-
-
-KINDS = ("raptr", "stacking")
 
 
 def test_a_baseline_of_equal_work_is_a_plain_cell() -> None:
@@ -257,16 +252,8 @@ def test_the_key_of_a_causal_cell_is_older_than_objectives() -> None:
     assert trained_by().objective == CAUSAL
 
 
-def test_every_setting_of_mlm_changes_the_key() -> None:
-    changed = [{"like": "mlm", **one} for one in ({"rate": 0.3}, {"mask": 0.5}, {"random": 0.0})]
-    assert len({trained_by(objective=value).key for value in ("mlm", "causal", *changed)}) == 5
+def test_the_usual_rate_of_mlm_may_be_left_out() -> None:
     assert trained_by(objective="mlm").key == trained_by(objective={"kind": "mlm", "rate": 0.15}).key
-
-
-@pytest.mark.parametrize("value", ["mlm", {"like": "mlm", "rate": 0.3, "mask": 0.5}, "span", "ul2"])
-def test_a_recorded_cell_is_read_back(value: Any) -> None:
-    made = trained_by(objective=value)
-    assert cell_from(made.to_mapping()) == made
 
 
 def test_a_cell_recorded_before_objectives_is_causal() -> None:

@@ -37,13 +37,6 @@ def test_every_schedule_warms_up_to_the_peak_and_never_rises_again(name: str) ->
     assert found[100] == 1e-7  # the reference's additional update
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_recorded_cell_is_read_as_the_same_cell(name: str) -> None:
-    made = cell(schedule=name)
-    assert cell_from(made.to_mapping()) == made
-    assert len({cell(schedule=other).key for other in SCHEDULES}) == len(SCHEDULES)
-
-
 def test_the_keys_of_recipes_without_the_new_settings_are_those_of_before() -> None:
     keys = [cell(schedule=name).key for name in ("cosine", "linear", "constant")]
     assert keys == ["a7b5486b4aec21a6", "51939f7f8b72e760", "2b6f09c0bc229654"]

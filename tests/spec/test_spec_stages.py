@@ -75,11 +75,6 @@ def test_what_a_stage_builds_on() -> None:
     assert whole.before("importance").trained.key == whole.trained.key
 
 
-def test_rows_longer_than_learned_positions_are_refused() -> None:
-    with refused("512 is longer than the 256 positions"):
-        cell({}, family={"like": "gpt", "context": 256}, data={"source": "c4", "length": 256})
-
-
 def test_the_cost_counts_frozen_layers_and_what_is_left() -> None:
     def cost(section: dict[str, Any], resumed: int = 0) -> float:
         found = cell(section)

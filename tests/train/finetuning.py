@@ -43,7 +43,7 @@ CADENCE = Cadence(log_every=1, stats_every=4, eval_every=3, checkpoint_every=4)
 
 def write_texts(root: Path) -> None:
     """Write a corpus and records, in the same few words."""
-    write_documents(root, [200] * 60)
+    write_documents(root)
     chooser = random.Random(2)
     phrases = (" ".join(chooser.choices(WORDS, k=3)) for _ in itertools.count())
     several = [{"instruction": next(phrases), "input": "", "output": f" {next(phrases)}"} for _ in range(RECORDS + 10)]

@@ -74,7 +74,6 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
 
 
 EAGER = Resources(compile="off")  # a compiled layer has no operations that Python could see
-AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
 
 
 @cases("train/cases.yaml")

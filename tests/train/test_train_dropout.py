@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from cases import cases
 from marks import release_but
 from numpy.typing import NDArray
-from together import run, text
 from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch, CausalReader, Draw
@@ -29,7 +27,6 @@ from gpas_cli.train.evaluate import evaluate, evaluate_now
 from gpas_cli.train.finetune import recipe_of
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import Precision
 
 # raised and handled inside torch.compile itself
@@ -215,22 +212,6 @@ def test_every_scheme_trains_with_dropout(norm: str) -> None:
     assert one != two
 
 
-def values(**more: Any) -> dict[str, Any]:
-    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 300}
-    return {"size": SIZE, "gate": "gpas", "data": data, "optim": {**OPTIM, "steps": 4}, "dropout": RATE, **more}
-
-
-def test_a_resumed_run_has_the_masks_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    text(tmp_path)
-    straight = run(tmp_path, ["straight", values(), {"micro_batch": 4}, [], 10**6], ALONE)
-    run(tmp_path, ["first", values(), {"micro_batch": 4}, [], 2], ALONE)
-    second = run(tmp_path, ["second", values(), {"micro_batch": 4}, ["first"], 10**6], ALONE)
-    assert [(e["loss"], e["grad_norm"]) for e in second["step"]] == [
-        (e["loss"], e["grad_norm"]) for e in straight["step"][2:]
-    ]
-    assert second["evaluation"][-1] == straight["evaluation"][-1]
-
-
 def test_no_dropout_leaves_the_key_and_a_rate_changes_it() -> None:
     plain = {"size": SIZE, "data": "quickstart", "optim": OPTIM, "finetune": {}}
     assert cell_from(plain).key == cell_from({**plain, "dropout": 0}).key
@@ -247,12 +228,6 @@ def test_finetuning_has_a_rate_of_its_own() -> None:
     plain = {"size": SIZE, "data": "quickstart", "optim": OPTIM, "dropout": 0.3}
     assert recipe_of(cell_from({**plain, "finetune": {}}), 64).dropout == 0
     assert recipe_of(cell_from({**plain, "finetune": {"dropout": 0.1}}), 64).dropout == 0.1
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, "0.1x", True])
-def test_a_wrong_rate_is_refused(rate: object) -> None:
-    with pytest.raises(InvalidExperiments, match="dropout"):
-        cell_from({"size": SIZE, "data": "quickstart", "optim": OPTIM, "dropout": rate})
 
 
 END = 0

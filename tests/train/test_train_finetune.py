@@ -10,7 +10,7 @@ from typing import Any
 import finetuning
 import pytest
 import torch
-from cases import tables
+from cases import cases, tables
 from finetuning import RECORDS, UPDATES, cell, pretrain, run, write_texts
 from safetensors.torch import load_file
 from together import start
@@ -168,24 +168,13 @@ def test_changed_records_are_not_resumed(room: Path, tmp_path: Path) -> None:
         run(root, "second", cell(), pretrained(room), earlier=["first"])
 
 
-TWO = World(0, 2, 0)  # not connected: a collective call would fail
-
-
-@pytest.mark.parametrize(
-    ("section", "how", "message"),
-    [
-        ({}, {"tokenizer": "a" * 64}, "was pretrained with the tokenizer aaaaaaaaaaaa, and this machine has"),
-        ({"warmup": UPDATES}, {}, r"finetune\.warmup: 8 is not shorter than the 8 updates"),
-        ({}, {"world": TWO, "resources": Resources(strategy="fsdp")},
-         "lisa trains different layers every few updates.*set strategy: ddp, or method: full"),
-        ({"batch": 5}, {"world": TWO}, "5 rows cannot be shared evenly by 2 processes"),
-    ],
-)  # fmt: skip
+@cases("train/cases.yaml", section={}, how={}, processes=1, strategy="auto")
 def test_what_cannot_be_finetuned_is_refused_before_anything_starts(
-    room: Path, section: dict[str, Any], how: dict[str, Any], message: str
+    room: Path, section: dict[str, Any], how: dict[str, Any], processes: int, strategy: str, message: str
 ) -> None:
+    world, resources = (World(0, processes, 0), Resources(strategy=strategy))  # not connected
     with pytest.raises(GpasError, match=message):
-        run(room, "unused", cell(section), pretrained(room), **how)
+        run(room, "unused", cell(section), pretrained(room), world=world, resources=resources, **how)
 
 
 # Two processes

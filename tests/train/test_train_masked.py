@@ -10,7 +10,7 @@ import torch
 from cases import cases
 from documents import write_documents
 from safetensors.numpy import load_file
-from test_train_run import final_tensors, go
+from test_train_run import final_tensors, go, paths_in
 from together import run
 from torch import Tensor
 from wide_tokenizer import VOCAB, write
@@ -150,7 +150,8 @@ def test_inputs_see_each_other_and_targets_only_what_precedes_them(network: Llam
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     make_deterministic(1)
-    return write_documents(tmp_path_factory.mktemp("text"), [5 + 7 * (i % 30) for i in range(60)])
+    write_documents(folder := tmp_path_factory.mktemp("text"), [5 + 7 * (i % 30) for i in range(60)])
+    return paths_in(folder)
 
 
 def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
@@ -322,12 +323,3 @@ def test_what_a_cell_may_not_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiments) as error:
         cell_from(values(**changes))
     assert message in str(error.value)
-
-
-def test_translation_with_a_network_that_reads_both_ways_is_refused() -> None:
-    plain = {name: own for name, own in values().items() if name in ("size", "optim")}
-    bert = {**plain, "data": "quickstart", "family": "bert", "objective": "mlm", "translation": {}}
-    with pytest.raises(InvalidExperiments, match="this network reads the whole row and writes nothing"):
-        cell_from(bert)
-    with pytest.raises(InvalidExperiments, match="this network has no encoder"):
-        cell_from({**plain, "data": "quickstart", "translation": {}})

@@ -109,13 +109,6 @@ def test_keys_of_adam_stay_and_unread_settings_do_not_count() -> None:
     assert cell(beta2=0.95).key != adam.key
 
 
-def test_an_unknown_optimizer_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(
-        InvalidExperiments, match=r"optim\.optimizer: unknown value 'momentun'; did you mean 'momentum'"
-    ):
-        cell(optimizer="momentun")
-
-
 @pytest.mark.parametrize(("precision", "weight"), [("fp32", 4), ("bf16", 4), ("pure_bf16", 2)])
 def test_the_memory_estimate_uses_the_bytes_of_the_state(precision: str, weight: int) -> None:
     adam, momentum, adafactor, muon = (

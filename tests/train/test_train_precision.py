@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from cases import cases
 from together import run, text
 from torch import Tensor
 
@@ -26,16 +27,15 @@ from gpas_cli.spec.cost import activation_bytes, state_bytes
 from gpas_cli.spec.model import SIZES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Monitoring, Resources
-from gpas_cli.train import matmul, precision
+from gpas_cli.train import precision
 from gpas_cli.train.assemble import assemble, changes
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.device import _ALLOCATOR_VARIABLES, make_deterministic, use_expandable_segments
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.matmul import TOLERANCE, MatmulChoice, choose_matmul
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.precision import LossScale
+from gpas_cli.train.precision import TOLERANCE, LossScale, MatmulChoice, choose_matmul
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def restored() -> Iterator[None]:
 def processor(monkeypatch: pytest.MonkeyPatch, capability: str, error: float) -> None:
     """Fix the processor's instructions and the error of "medium"."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(matmul, "_product_error", lambda path, *_: error if path == "medium" else 1e-7)
+    monkeypatch.setattr(precision, "_product_error", lambda path, *_: error if path == "medium" else 1e-7)
 
 
 def test_the_chosen_product_is_accurate_and_set() -> None:
@@ -116,23 +116,13 @@ def test_the_chosen_product_is_accurate_and_set() -> None:
     assert choice.path == torch.get_float32_matmul_precision()
 
 
-@pytest.mark.parametrize(
-    ("capability", "error", "before", "expected"),
-    [
-        ("AVX512", 9e-7, "", MatmulChoice("medium", 9e-7, "processor")),
-        ("AVX512", 9e-7, "highest", MatmulChoice("highest", 1e-7, "checkpoint")),
-        ("AVX512", 2**-9, "", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX512", 2**-9, "medium", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX2", 9e-7, "", MatmulChoice("highest", 1e-7, "processor")),
-        ("AVX2", 9e-7, "medium", MatmulChoice("medium", 9e-7, "checkpoint")),
-    ],
-)
+@cases("train/cases.yaml")
 def test_the_product_of_each_processor(
-    capability: str, error: float, before: str, expected: MatmulChoice, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capability: str, error: float, before: str, choice: list[Any]
 ) -> None:
     """oneDNN's with AVX-512, unless it is bfloat16 there; a resumed run keeps its own if it is float32 here."""
     processor(monkeypatch, capability, error)
-    assert choose_matmul(SIZE, CPU, before) == expected
+    assert choose_matmul(SIZE, CPU, before) == MatmulChoice(*choice)
 
 
 BEFORE = {

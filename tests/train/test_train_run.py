@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from cases import tables
 from descriptors import descriptors
 from documents import write_documents
 from marks import long_but
@@ -34,10 +35,15 @@ LAYERS = 2
 CADENCE = Cadence(log_every=4, stats_every=9, eval_every=6, checkpoint_every=5)
 
 
+def paths_in(folder: Path) -> RunPaths:
+    return RunPaths(checkpoints=folder / "unused", earlier=[], cache=folder / "cache", root=folder)
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     make_deterministic(1)
-    return write_documents(tmp_path_factory.mktemp("text"), [200] * 60)
+    write_documents(folder := tmp_path_factory.mktemp("text"))
+    return paths_in(folder)
 
 
 def cell(**values: object) -> Cell:
@@ -178,10 +184,15 @@ def test_a_resumed_run_is_equal(paths: RunPaths, straight: Straight, tmp_path: P
     assert_resumed_in_the_same_bits(paths, tmp_path, cell(), straight, stop_at, lost)
 
 
-@pytest.mark.parametrize("precision", long_but(["bf16", "bf16_stream", "pure_bf16"], "pure_bf16"))
-def test_a_resumed_run_of_another_precision_is_identical(paths: RunPaths, tmp_path: Path, precision: str) -> None:
-    what = cell(precision=precision)
+KINDS = tables("train/cases.yaml")["a_resumed_run_of_another_kind_is_equal"]
+
+
+@pytest.mark.parametrize("kind", long_but(KINDS, "pure_bf16", "dropout", "raptr", "stacking"))
+def test_a_resumed_run_of_another_kind_is_equal(paths: RunPaths, tmp_path: Path, kind: str) -> None:
+    what = cell(**KINDS[kind])
     whole = Straight(tmp_path / "straight", *go(paths, tmp_path / "straight", what))
+    losses = [event["loss"] for event in whole.recorder.of("step")]
+    assert (whole.outcome.outcome, losses[-1] < losses[0]) == ("done", True)
     assert_resumed_in_the_same_bits(paths, tmp_path, what, whole, *STOPS[0])
 
 

@@ -16,10 +16,10 @@ from stage_runs import events, run, warnings
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Evaluation, Layers, Phase, Step
+from gpas_cli.plan.trunks import trunk
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.spec.trunk import trunk
 from gpas_cli.store.rundir import AttemptDir
 
 CACHE = Path(tempfile.mkdtemp(prefix="trunks-"))  # one for all tests, which have the same texts

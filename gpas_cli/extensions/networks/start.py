@@ -176,7 +176,7 @@ def changed(model: Model) -> str:
 def opened(model: Model) -> str:
     """Return that gates change the function at first, "" if they do not."""
     gate = model.gate
-    first = {activation(gate.activation).value(alpha) for alpha in gate.starts(model.size.layers)} if gate else {0.0}
+    first = {activation(gate.activation, alpha)[0] for alpha in gate.starts(model.size.layers)} if gate else {0.0}
     return "" if first == {0.0} else "gates begin with act(alpha) other than 0"
 
 

@@ -340,11 +340,10 @@ def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> lis
     """
     assert model.gate is not None
     assert len(alphas) == model.size.layers
-    act = activation(model.gate.activation).value
     ratios: list[float | None] = [1.0]
     for layer in range(model.size.layers, 0, -1):
         row = alphas[layer - 1]
-        betas = [1 - act(row[0]), 1 - act(row[-1])]
+        betas = [1 - activation(model.gate.activation, alpha)[0] for alpha in (row[0], row[-1])]
         later = ratios[0]
         # A gate with beta = 1 has no effect in any slot.
         factor = math.prod(betas) if set(model.gate_slots(layer)) <= _IN_SERIES or betas == [1, 1] else None

@@ -145,7 +145,7 @@ def stage_gap(
     layers: of their number makes an iterator, which is advanced before each layer.
     """
     decoder = network.model
-    head = (decoder.embed_tokens if network.lm_head is None else network.lm_head).weight
+    head = network.head
 
     def loss_of(x: Tensor) -> float:
         logits = F.linear(network.head_transform(decoder.norm(x)), head)
@@ -178,7 +178,7 @@ def _constant(network: Llama, x: Tensor) -> float | None:
     family = network.spec.family
     if family.head_transform:
         return None
-    head = (network.model.embed_tokens if network.lm_head is None else network.lm_head).weight.detach()
+    head = network.head.detach()
     gain = network.model.norm.get_parameter("weight").detach().abs().max()
     squares = x.var(-1, correction=0) if family.norm == "layernorm" else x.square().mean(-1)
     ratio = (x.square().mean(-1) / squares).max().sqrt()

@@ -10,7 +10,7 @@ from face import Face, end
 from gpas_cli.checkpoints import path_of
 from gpas_cli.events import event_of
 from gpas_cli.grid import Entry
-from gpas_cli.spec.trunk import trunk
+from gpas_cli.plan.trunks import trunk
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claims import Submitter, write_claim
