@@ -13,8 +13,8 @@ To add a kind, add a dataclass and its entry in KINDS. docs/reference/journal.md
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, dataclass_transform
+from dataclasses import field, fields
+from typing import Any
 
 from gpas_cli.errors import StoreError
 from gpas_cli.structure import Number, Record, from_mapping
@@ -22,13 +22,8 @@ from gpas_cli.structure import Number, Record, from_mapping
 ENVELOPE = frozenset({"n", "t", "kind"})  # what a line has beside the fields of its event
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Event(Record):
-    """Base class of the events: each subclass is a frozen dataclass. `unread` has the fields that this version does not
-    know."""
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
+    """Base class of the events. `unread` has the fields that this version does not know."""
 
     @property
     def kind(self) -> str:

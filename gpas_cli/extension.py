@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpas_cli.errors import GpasError
+from gpas_cli.structure import Frozen
 
 
 class Brought(NamedTuple):
@@ -49,8 +50,7 @@ IN_WHEEL = {
 _PACKAGE = "gpas_cli.extensions"
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Frozen):
     """A command, or a group of commands. module: where its function, or the Typer application `app`, is."""
 
     heading: str
@@ -62,8 +62,7 @@ class Command:
     """Whether mistakes of tables and claims in experiments.yaml end it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extension:
+class Extension(Frozen, kw_only=True):
     """The head of an extension: what it adds to the engine, as data. References are "module:name"."""
 
     name: str

@@ -2,8 +2,9 @@
 
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from gpas_cli.structure import Frozen
 
 # Those known to keep their locks in the kernel that mounts them.
 LOCAL = frozenset(
@@ -35,8 +36,7 @@ def network_type(path: Path) -> str:
     return kind if kind in _NETWORK else ""
 
 
-@dataclass(frozen=True)
-class Free:
+class Free(Frozen):
     """The bytes that this user can still write below `folder`, which exists; `quota`: whether a quota limits them."""
 
     folder: Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.structure import Frozen
 
 CONFIG_NAME = "experiments.yaml"
 # What GPAS_DB may hold besides a path: a URL, also a damaged one, or the words with which libpq names a server. Such a
@@ -20,8 +20,7 @@ _ADDRESS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Project:
+class Project(Frozen):
     """A directory with an experiments.yaml. The run directories are authoritative: the database is rebuilt from them.
 
     `database` is an SQLAlchemy URL or the absolute path of an SQLite file. It is kept as a path, not as a URL, because

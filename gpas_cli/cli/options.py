@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.expand import Expansion, cell_names, expand
 from gpas_cli.spec.parse import flat, plain
+from gpas_cli.structure import Frozen
 
 
 def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -183,8 +184,7 @@ Notify = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Frozen, kw_only=True):
     """The scheduler, the number of jobs at once (None: no limit), and how the command confirms, waits and reports."""
 
     executor: Executor = "auto"
@@ -204,8 +204,7 @@ class RunOptions:
     as_json: AsJson = False
 
 
-@dataclass(frozen=True)
-class Sinks:
+class Sinks(Frozen):
     """Where trainings also log to, in place of what the grid's `watch` names."""
 
     tensorboard: Annotated[

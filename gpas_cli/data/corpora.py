@@ -20,12 +20,13 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.errors import DataError
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count
 
 Notify = Callable[[str], None]
@@ -51,8 +52,7 @@ class Document(NamedTuple):
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Frozen):
     """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone.
 
     validation_documents, shared: how many there are, and how many of them also occur in the training text, as whole

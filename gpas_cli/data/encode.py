@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
 from threading import Thread
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from gpas_cli.data.corpora import Document
 from gpas_cli.data.tokenizer import Tokenizer, id_bytes
 from gpas_cli.errors import DataError
+from gpas_cli.structure import Frozen
 
 Ids = NDArray[np.unsignedinteger[Any]]
 ID_TYPES: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (2, 4)}  # by bytes of an id
@@ -40,8 +40,7 @@ def id_type(vocab: int) -> np.dtype[Any]:
     return ID_TYPES[id_bytes(vocab)]
 
 
-@dataclass(frozen=True)
-class EncodedGroup:
+class EncodedGroup(Frozen):
     """The concatenated ids of a group's documents, and of each document: its name (`names`), why it has no text
     (`faults`, else ""), its number of tokens (`lengths`), the UTF-8 bytes that these stand for (`sizes`) and the bytes
     of its whole text (`wholes`).

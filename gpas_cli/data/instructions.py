@@ -11,7 +11,6 @@ may join the end of the prompt with the beginning of the answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -27,12 +26,12 @@ from gpas_cli.data.rows import Ints
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.structure import Frozen
 
 _ENCODED_AT_ONCE = 10_000  # records
 
 
-@dataclass(frozen=True)
-class _Examples:
+class _Examples(Frozen):
     """Tokenised records: the ids of all, end tokens included; the number of tokens of each, and of each prompt."""
 
     fingerprint: str
@@ -108,8 +107,7 @@ def held_out_batches(rows: InstructionRows | None, batch: int, token_budget: int
             yield found
 
 
-@dataclass(frozen=True)
-class Instructions:
+class Instructions(Frozen):
     """The rows to train on, and those to evaluate on if there are any."""
 
     tokenizer: Tokenizer

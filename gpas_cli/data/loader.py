@@ -23,7 +23,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Protocol, Self
@@ -32,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.rows import PERIOD, Ints, MixedRows, Rows, shares_of_period
+from gpas_cli.structure import Frozen
 
 Words = NDArray[np.uint64]
 
@@ -101,8 +101,7 @@ _VALIDATION = 0x6D6C6D02
 _DROPOUT = 0x6D6C6D03
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(Frozen):
     """The random numbers of one batch. `origin`: what they are drawn from, together with the row."""
 
     origin: tuple[int, ...]
@@ -141,8 +140,7 @@ VALIDATION_SEED = 0
 _PREFETCHED_BATCHES = 2
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(Frozen):
     """`inputs` and `targets`, int64 [b, time]; targets[i, t] is what the network predicts at inputs[i, t], or IGNORED.
 
     A token sees itself and the tokens before it.
@@ -198,8 +196,7 @@ class RowReader(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class CausalReader:
+class CausalReader(Frozen):
     """Every token predicts the next: inputs without the last token, targets without the first, padding IGNORED.
 
     `end_id`: the token that ends a document, if the documents of a row are separated. The last token of a document
@@ -356,8 +353,7 @@ class Batches:
         return self.reader.batch(*self.rows.read(indices), indices, Draw.training(self.seed, step))
 
 
-@dataclass(frozen=True)
-class MadeBatches:
+class MadeBatches(Frozen):
     """The training batches that `make` returns of rows in an order, a pure function of (seed, step). Thread-safe."""
 
     order: RowOrder

@@ -6,8 +6,6 @@ the inputs; the spans follow as targets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpas_cli.data.loader import CAUSAL, IGNORED, Batch, CausalReader, Draw, RowReader, Words, uniform
@@ -17,6 +15,7 @@ from gpas_cli.data.tokenizer import Tokenizer, no_such_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.objective import MODES, Denoiser, Masked, Spans, Translated
+from gpas_cli.structure import Frozen
 
 _NO_ID = -1
 
@@ -54,8 +53,7 @@ def _mask_of(objective: Masked, tokenizer: Tokenizer) -> int:
     return found
 
 
-@dataclass(frozen=True)
-class _SpanReader:
+class _SpanReader(Frozen):
     """Reads rows of at most `length` tokens as `spec` says, with the last ids of `vocab` as sentinels and modes."""
 
     spec: Spans
@@ -114,8 +112,7 @@ def _parts(total: int, parts: int, words: Words) -> Ints:
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-@dataclass(frozen=True)
-class _PairReader:
+class _PairReader(Frozen):
     """Reads pairs: the tokens up to the separator are the prefix, and those after it the targets.
 
     A row without a separator, or without an end, is a pair that is too long, and has no target. separator: `_NO_ID` for
@@ -139,8 +136,7 @@ class _PairReader:
         return Batch(tokens[:, :-1].copy(), np.where(counts, tokens, IGNORED)[:, 1:], prefix=prefix)
 
 
-@dataclass(frozen=True)
-class MaskedReader:
+class MaskedReader(Frozen):
     """Reads rows of at most `length` tokens as `spec` says.
 
     mask_id: the id of the mask token. ids: random tokens are below it. end_id: the end token, which is never chosen.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.spec.data import PAIR_SOURCES, Data
+from gpas_cli.structure import Frozen
 
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
@@ -46,8 +46,7 @@ def open_sources(data: Data, cache: Path, root: Path) -> list[Source]:
     return [open_source(part, cache, root) for part in data.parts]
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(Frozen):
     """The validation text of one corpus: its name and its weight in the mixture, 1 for a text that is no mixture."""
 
     name: str
@@ -65,8 +64,7 @@ class HeldOut:
         return self.totals.bytes / self.totals.tokens
 
 
-@dataclass(frozen=True)
-class ValidationText:
+class ValidationText(Frozen):
     """The validation text of a run, tokenised and ready to read. held_out: of each corpus."""
 
     survey: Survey
@@ -99,7 +97,6 @@ class ValidationText:
         return {"validation": shards} if shards else {}
 
 
-@dataclass(frozen=True)
 class Corpus(ValidationText):
     """The text of a run. totals: of each corpus, by split: documents, tokens (end tokens included) and UTF-8 bytes."""
 
@@ -144,8 +141,7 @@ class Corpus(ValidationText):
         )
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(Frozen):
     """How much of a split is needed: `documents`, `tokens` or `targets` (all tokens of a document but the first)."""
 
     measure: str

@@ -17,8 +17,9 @@ import hashlib
 import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from gpas_cli.structure import Frozen
 
 _MOST_CODE_LINES = 8  # before a question
 _CHOICES = 4
@@ -30,8 +31,7 @@ _WORD = re.compile(r"[A-Za-z]+")
 _CLOSING = re.compile(r"(?<=[A-Za-z0-9])[)\]:](?=\s|$)")
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Frozen):
     """One multiple-choice question.
 
     context: the text before a choice. choices: the texts that are compared. answer: the index of the right one.

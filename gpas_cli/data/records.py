@@ -13,7 +13,6 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from gpas_cli.data.tokenizer import bytes_per_token
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 from gpas_cli.spec.finetune import COMMONSENSE, EMBEDDED, EMBEDDED_EXAMPLES, Finetune
+from gpas_cli.structure import Frozen
 
 _COMMONSENSE_URL = (
     "https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/main/ft-training_set/commonsense_170k.json"
@@ -66,8 +66,7 @@ def prompt(record: FinetuneRecord, template: str) -> str:
     return form.format(instruction=record.instruction, input=record.input)
 
 
-@dataclass(frozen=True)
-class RecordSource:
+class RecordSource(Frozen):
     """Where the records of one part (train or test) come from. `setting` names it in messages."""
 
     setting: str

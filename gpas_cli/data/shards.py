@@ -38,7 +38,7 @@ from gpas_cli.data.encode import ID_TYPES, EncodedGroup, Ids, encode_group, enco
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 
 _FORMAT = 1
 LENGTH = np.dtype("<u4")
@@ -47,8 +47,7 @@ _SHARD_DOCUMENTS = 65_536
 _SHARD_TOKENS = 16_777_216
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(Frozen):
     """The contents of a number of shards.
 
     text_bytes: of the whole documents, None in caches of versions before 0.3. left_out: malformed records, by reason.
@@ -85,8 +84,7 @@ _Enough = Callable[[Totals], bool]
 _Progress = Callable[[Totals], None]
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Frozen):
     """One complete shard. `last`: the id of its last document, after which the next shard starts. `sha256`: the
     recorded checksum of its ids and lengths. `kind`: the type of its ids."""
 
@@ -118,7 +116,7 @@ class _Draft:
 
     ids: list[Ids] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
-    totals: Totals = Totals()
+    totals: Totals = field(default_factory=Totals)
     last: str = ""
 
     def take(self, group: EncodedGroup, start: int, documents: int, tokens: int) -> int:
@@ -143,8 +141,7 @@ class _Draft:
         return self.totals.documents >= documents or self.totals.tokens >= tokens
 
 
-@dataclass(frozen=True)
-class TokenCache:
+class TokenCache(Frozen):
     """The shards of one source under one tokenizer. `limit`: ids kept per document, end token included."""
 
     source: Source
@@ -410,8 +407,7 @@ def markers_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.json"))
 
 
-@dataclass(frozen=True)
-class CachedCorpus:
+class CachedCorpus(Frozen):
     """One token cache. `max_doc_tokens`: ids kept per document, None if documents are whole. `splits`: totals of the
     shards before the first missing one. `bytes_on_disk`: of everything in the folder."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gpas_cli.data.hub import load_rows
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
+from gpas_cli.structure import Frozen
 
 _SPLIT = "test"
 _DIGEST_DIGITS = 12
@@ -29,8 +29,7 @@ _ENDING = re.compile(r" ('(?:s|re|ve|ll|d|m)|n't)\b")
 _HEADING = re.compile(r"(?<==) (?==)")
 
 
-@dataclass(frozen=True)
-class TextDocument:
+class TextDocument(Frozen):
     """One document: the text to predict after `context`, which may be empty, its words and its UTF-8 bytes."""
 
     context: str
@@ -39,8 +38,7 @@ class TextDocument:
     size: int
 
 
-@dataclass(frozen=True)
-class ScoredText:
+class ScoredText(Frozen):
     """The documents of one text. `digest`: of their content, 12 hexadecimal digits."""
 
     documents: tuple[TextDocument, ...]

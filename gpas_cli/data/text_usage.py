@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from gpas_cli.project import hub_cache
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data, TextDemand
 from gpas_cli.spec.downstream import base_name, local_file
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _ARROW = 1.7  # bytes in the cache of `datasets`, and of text, for a downloaded 
 _C4_FILE_BYTES, _C4_FILE_DOCUMENTS, _C4_TEXT_BYTES = 318_800_000, 356_317, 2_170
 
 
-@dataclass(frozen=True)
-class TextUsage:
+class TextUsage(Frozen):
     """How a run uses its text.
 
     `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
@@ -167,8 +166,7 @@ def _sample(source: Source) -> Iterator[Document]:
             return
 
 
-@dataclass(frozen=True)
-class MissingText:
+class MissingText(Frozen):
     """About what a text still adds to the disks: `tokens` of `id_bytes` to the token cache, and `download` bytes
     to the hub's cache. 0 tokens: the size of the text is unknown."""
 

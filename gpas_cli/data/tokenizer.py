@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +19,7 @@ from gpas_cli.data import disk
 from gpas_cli.data.corpora import Document, Notify, Source, Survey
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -315,8 +315,7 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-@dataclass(frozen=True)
-class MaskToken:
+class MaskToken(Frozen):
     """The token `name` of `data.tokenizer`."""
 
     tokenizer: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.structure import Frozen
 from gpas_cli.train.precision import Precision
 
 
@@ -44,8 +44,7 @@ class ForeignNetwork(nn.Module):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(Frozen):
     """A loaded network with its tokenizer. parameters: their number. positions: the most tokens of a row that it reads;
     None if they are rotary or unknown."""
 

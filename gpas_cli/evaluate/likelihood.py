@@ -17,6 +17,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.objective import Frame
+from gpas_cli.structure import Frozen
 from gpas_cli.train.loss import DeviceRows, logits_at_once
 from gpas_cli.train.precision import Precision
 
@@ -29,8 +30,7 @@ _NO_FRAME = Frame()
 Report = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Frozen):
     """Token ids: a context, which is not empty, and the continuation to score, which may be empty."""
 
     context: tuple[int, ...]
@@ -52,8 +52,7 @@ class Request:
         return cls((*tokenizer.start, *known), tuple(tokenizer.encode(bare + continuation)[len(known) :]))
 
 
-@dataclass(frozen=True)
-class Likelihood:
+class Likelihood(Frozen):
     """`total`: the sum of log p of the continuation's tokens, in nats. `greedy`: whether each is the likeliest one."""
 
     total: float
@@ -225,8 +224,7 @@ def _padded(rows: Sequence[_Row]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return inputs, targets
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(Frozen):
     """What to look up in a batch without padding.
 
     `positions`, (m,): positions of the stream whose logits are needed. `slots` and `tokens`, (p,): index into

@@ -27,13 +27,13 @@ from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Report, in_batc
 from gpas_cli.model.seq2seq import Translator, Writer
 from gpas_cli.spec.downstream import DIGEST_DIGITS
 from gpas_cli.spec.translation import LANGUAGES, NEWSTESTS, Translation, test_path
+from gpas_cli.structure import Frozen
 from gpas_cli.train.precision import Precision
 
 _Step = Callable[[Tensor, Tensor | None], Tensor]
 
 
-@dataclass(frozen=True)
-class TestSet:
+class TestSet(Frozen):
     """Sentences and their reference translations."""
 
     sources: Sequence[str]

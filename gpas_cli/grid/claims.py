@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, SPREAD, Claim, Comparison, Feature, Grid, Source
@@ -10,6 +10,7 @@ from gpas_cli.grid.document import Label, identity, mapping, spelled
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, read_published, read_where
 from gpas_cli.grid.settings import Entries, Part, children, name_fault
+from gpas_cli.structure import Frozen
 
 _OUTER_KEYS = ("statement", "source", "parts", "toy")
 _COMPARISON_KEYS = (
@@ -23,8 +24,7 @@ _SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
 _BOUNDS = ("below", "above", "between")
 
 
-@dataclass(frozen=True)
-class _Context:
+class _Context(Frozen):
     """The names of the declared grids, None for the claims of papers, the valid grids, and the known papers."""
 
     names: Collection[str] | None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from gpas_cli.spec.parse import setting
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count, grouped, verb
 
 PAIRED_T = "t"
@@ -49,8 +50,7 @@ _NOWHERE = Mark("", 0, 0)
 _Labels = Mapping[str, tuple[Label, ...]]
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Frozen):
     """Where a claim is made: a source of published numbers (`gpas`), the place in it, and its words."""
 
     paper: str = ""
@@ -58,8 +58,7 @@ class Source:
     quote: str = setting("", lines=True)
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(Frozen):
     """The number that one run contributes: a metric, or a number taken from a curve.
 
     take: mean, max, min, first, last, slope (per layer or update), log-slope (of the logarithm), exponential-aic (the
@@ -92,8 +91,7 @@ class Feature:
         return f"{self.take} of {self.curve}{layers}{when}"
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Frozen):
     """One comparison of a claim; it is made for every combination of labels on the axes `by`.
 
     subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
@@ -136,8 +134,7 @@ class Comparison:
         return _matches(labels, {**same, **{axis: (label,) for axis, label in self.against.items()}})
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Frozen):
     """One claim, at the size of a paper or at toy size (`toy`). `tuned`: each method is at its own best rate."""
 
     name: str
@@ -164,16 +161,14 @@ def _matches(labels: Mapping[str, Label], wanted: _Labels) -> bool:
 AddedSeeds = Mapping[str, tuple[Node, ...]]  # name of a cell without its seed -> seeds
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Frozen):
     """One value of an axis: its label, and the setting it stands for."""
 
     label: Label
     setting: Node
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(Frozen):
     """One dimension of a grid: one name, or several that vary together (`zip`). A point has one value per name."""
 
     names: tuple[str, ...]
@@ -185,8 +180,7 @@ class Axis:
         return tuple(point[index].label for point in self.points)
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(Frozen):
     """A condition on labels: each named axis has one of the given labels. An empty condition matches every cell."""
 
     mark: Mark
@@ -202,16 +196,14 @@ class Condition:
         return _matches(labels, self.labels)
 
 
-@dataclass(frozen=True)
-class ConditionalAxes:
+class ConditionalAxes(Frozen):
     """Further axes of the matching cells (`when`)."""
 
     where: Condition
     axes: tuple[Axis, ...]
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(Frozen):
     """Settings applied to the matching cells after all others, and the reason; or a note on them, and tags."""
 
     where: Condition
@@ -220,8 +212,7 @@ class Override:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Include:
+class Include(Frozen):
     """The cells of another grid that match a condition."""
 
     grid: str
@@ -229,8 +220,7 @@ class Include:
     mark: Mark
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Frozen):
     """A row, column or band that a table lists: its title, the labels of its cells, and the band of a row."""
 
     title: str
@@ -238,8 +228,7 @@ class Line:
     band: str = ""
 
 
-@dataclass(frozen=True)
-class TableSpec:
+class TableSpec(Frozen):
     """The table of a grid's results.
 
     rows: the axes of the rows. columns: the axis of the columns, `task` for one column per downstream
@@ -270,8 +259,7 @@ class TableSpec:
         return replace(self, best=axis, rows=tuple(name for name in self.rows if name != axis), columns=columns)
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(Frozen):
     """What the settings of a file's grids may refer to, and what they have by default: recipes and resources by size,
     and resources by kind of job. `corpora` has the nodes of the corpora in `catalogue`, `grids` the names that the file
     may use with those in all files."""
@@ -284,8 +272,7 @@ class Scope:
     grids: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Frozen):
     """One declared grid. `tuned`: settings of cells by their names without a seed, applied after all others; unless it
     is empty, the grid has only these cells (`grid.companions`). `scope`: what its file declares."""
 
@@ -327,8 +314,7 @@ class Grid:
         return bool(self.all_axes or self.base.value)
 
 
-@dataclass(frozen=True)
-class Experiments:
+class Experiments(Frozen):
     """An experiments.yaml with the packs that it includes. `scope` is that of its own grids; `packs` are the papers
     that are known, by name; `included` those whose grids belong to it; `site` has the sections of resources in the
     site's profile; `seeds` has the seeds added beside the file, by grid; `claims` are the file's own by name, each at
@@ -369,8 +355,7 @@ def lacking(grids: Mapping[str, Grid], grid: Grid) -> str:
     return next(filter(None, map(missing, sections_of(grids, grid))), "") if absent() else ""
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(Frozen):
     """The declaration of a cell: the grid that declares it (others may include it), its settings, and the named corpora
     of the file. `added`: its seed was added beside the file."""
 
@@ -395,8 +380,7 @@ class Declared:
         return self._below(self.corpora[start], part) if isinstance(start, str) and start in self.corpora else node
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Frozen):
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.

@@ -19,7 +19,6 @@ grids, sizes, corpora, networks, claims and figures.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import util
 from pathlib import Path
@@ -29,13 +28,13 @@ from gpas_cli.extension import installed
 from gpas_cli.files import digest_of
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.settings import children
+from gpas_cli.structure import Frozen
 
 OF_PACKAGE = Path(__file__).parents[1] / "papers"
 DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
-@dataclass(frozen=True)
-class Pack:
+class Pack(Frozen):
     """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted.
     prefix: what stands before the names that it declares."""
 

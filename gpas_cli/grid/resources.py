@@ -9,7 +9,7 @@ none. It has the `resources` of an experiments file, which override it setting b
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gpas_cli.grid.settings import Entries, Part, children, root_of
 from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import PRIVATE, Resources
 from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.structure import Frozen
 from gpas_cli.trust import config_folder, suspicion
 
 ALL = "all"  # in `resources`: settings of the jobs of every size
@@ -87,8 +88,7 @@ def from_site(site: Mapping[str, Node], size: object, kind: str, asked: Resource
 FIELDS = tuple(own.name for own in fields(Resources))
 
 
-@dataclass(frozen=True)
-class ResourceSettings:
+class ResourceSettings(Frozen):
     """Settings of jobs in one part of the file. `own`: for all jobs. `by_kind`: for one kind of job, a stage after
     pretraining or `tokenise`; they override `own`.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, START
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath, control_character, setting_classes
 from gpas_cli.spec.stage import TRAINING_PARTS
+from gpas_cli.structure import Frozen
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
 _WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind", "parametrisation": "kind"}
@@ -216,8 +217,7 @@ def name_fault(grid: str) -> str:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Frozen):
     """A part of a file while it is read: its node, its path, and where its problems are collected.
 
     node: None for an absent part. mark: its place, the place of the mapping around it if it is absent.

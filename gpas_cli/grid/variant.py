@@ -8,7 +8,7 @@ vocabulary, text, rows, batch, number of updates, and what later stages read tin
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
@@ -28,6 +28,7 @@ from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.translation import LANGUAGES
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
@@ -144,8 +145,7 @@ _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
 
-@dataclass(frozen=True)
-class ShrunkSetting:
+class ShrunkSetting(Frozen):
     """A setting of the cells of a smoke test."""
 
     setting: str

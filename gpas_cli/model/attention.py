@@ -15,10 +15,10 @@ from gpas_cli.model.ragged import ragged_attention, suits_ragged
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Visible:
+class Visible(Frozen):
     """The tokens that each token attends to, where attention is not causal.
 
     Every query sees at least one key.
@@ -50,8 +50,7 @@ class FirstValues:
     values: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Positions:
+class Positions(Frozen):
     """What a layer must know about the tokens of its stream."""
 
     tables: tuple[Tensor, Tensor] | None = None  # cos and sin of `Rope`; None without rotary positions

@@ -6,17 +6,18 @@ and are the same, bit for bit, on every device, compiled or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from gpas_cli.structure import Frozen
+
 _WORDS = 2**30  # mixed with a token's key it is a key for the whole token
 
 
-@dataclass(frozen=True)
-class Dropout:
+class Dropout(Frozen):
     """Set each element to 0 with probability `rate` and divide the others by 1 - rate (Srivastava et al. 2014).
 
     `keys`: a random number for each token of the stream, int32, (batch, time), or (1, n) with a packing. It is dropped

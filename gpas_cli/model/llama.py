@@ -16,7 +16,7 @@ from __future__ import annotations
 import pkgutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -41,6 +41,7 @@ from gpas_cli.model.rope import Rope
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import EMBED_STAGES, Model, Size
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
+from gpas_cli.structure import Frozen
 
 
 class Scale(nn.Module):
@@ -117,8 +118,7 @@ class LearnedPositions(nn.Module):
         return x + (packing.join(rows.expand(packing.rows, -1, -1)) if packing else rows)
 
 
-@dataclass(frozen=True)
-class Residual:
+class Residual(Frozen):
     """The wiring of one sub-layer. Every scheme and every position of the gate is a choice of its slots.
 
         x ──► ENTRY ──┬─► in_norm ─► IN ─► f ─► branch_norm ─► BRANCH ──┐
@@ -166,8 +166,7 @@ def _saving_input(gate: nn.Module, x: Tensor) -> Tensor:
 Read = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class SubLayer:
+class SubLayer(Frozen):
     """One sub-layer of a layer, to inspect or apply by itself: its module, the linear map at the module's end, and the
     residual formula around it."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpas_cli.structure import Frozen
 
-@dataclass(frozen=True)
-class Packing:
+
+class Packing(Frozen):
     """Rows joined into one stream of n tokens without padding. Everything but attention works on these tokens alone.
 
     `spread` and `join` only gather by index, forward and backward: a gather fuses with the operations around it and is

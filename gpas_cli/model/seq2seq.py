@@ -13,7 +13,7 @@ The modules of cross-attention are named `cross_attn`, `cross_layernorm`, `cross
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -68,8 +68,7 @@ class CrossAttention(Attention):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading(Positions):
+class Reading(Positions, kw_only=True):
     """Positions in a decoder that reads an encoder's states `memory`, (batch, time, hidden), where they are `seen`,
     bool, (batch, 1, 1, time)."""
 

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from gpas_cli.spec.cell import Stage
 from gpas_cli.spec.parse import flat
 from gpas_cli.store.projection import STEP_CURVES
 from gpas_cli.store.snapshot import snapshot_files
-from gpas_cli.structure import HIDDEN, Number
+from gpas_cli.structure import HIDDEN, Frozen, Number
 from gpas_cli.words import listed
 
 # Curves of speed and memory differ between any two runs.
@@ -25,8 +25,7 @@ _OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "mean_loss", "lr", "grad_nor
 _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Frozen):
     """A setting, or a fact of the environment, that differs; None where it does not exist."""
 
     setting: str
@@ -52,8 +51,7 @@ def differences(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Differ
     return tuple(Difference(n, left.get(n), right.get(n)) for n in names if left.get(n) != right.get(n))
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Frozen):
     """A point of two curves."""
 
     step: int
@@ -61,16 +59,14 @@ class Point:
     b: Number
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Frozen):
     """A number of both; null where it is not recorded."""
 
     a: Number | None
     b: Number | None
 
 
-@dataclass(frozen=True)
-class ComparedAttempt:
+class ComparedAttempt(Frozen):
     """The attempt of one of the two that is compared."""
 
     key: Annotated[str, "content key of the stage"]
@@ -80,8 +76,7 @@ class ComparedAttempt:
     commit: str
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(Frozen):
     """One of the two: a cell of a project, or attempt `number` at the last of its stages that has been tried."""
 
     entry: Entry
@@ -94,8 +89,7 @@ class Side:
         return self.entry.id if self.number is None else f"{self.entry.id}, attempt {self.number}"
 
 
-@dataclass(frozen=True)
-class CurveDifference:
+class CurveDifference(Frozen):
     """A curve of both, at the updates that both have."""
 
     name: str
@@ -106,8 +100,7 @@ class CurveDifference:
     last: Annotated[Point | None, "the last common update"]
 
 
-@dataclass(frozen=True)
-class StageDifference:
+class StageDifference(Frozen):
     """A stage with attempts in both."""
 
     stage: str
@@ -118,8 +111,7 @@ class StageDifference:
     environment: Annotated[tuple[Difference, ...], "what differs in machine, text and versions of libraries"]
 
 
-@dataclass(frozen=True)
-class FileDifference:
+class FileDifference(Frozen):
     """A file of the package that differs. `text` is the unified diff."""
 
     path: str
@@ -128,8 +120,7 @@ class FileDifference:
     text: str = field(metadata=HIDDEN)
 
 
-@dataclass(frozen=True)
-class CodeDifference:
+class CodeDifference(Frozen):
     """Two versions of the code."""
 
     a: str
@@ -137,16 +128,14 @@ class CodeDifference:
     files: Annotated[tuple[FileDifference, ...] | None, "null if a copy is gone"]
 
 
-@dataclass(frozen=True)
-class Untried:
+class Untried(Frozen):
     """A stage with attempts in only one of the two."""
 
     stage: str
     only: str
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Frozen):
     """What differs between two cells."""
 
     a: str

@@ -1,7 +1,7 @@
 """Where numbers come from: every attempt at a stage, and the runs, cost and command of a number of a table."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,7 +29,7 @@ from gpas_cli.store.peek import Rows
 from gpas_cli.store.records import Forgetting, Imported, Retry, Trunk
 from gpas_cli.store.rundir import IMPORTED, AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.snapshot import snapshot_path
-from gpas_cli.structure import FLAT, HIDDEN, CellStateJson, Number
+from gpas_cli.structure import FLAT, HIDDEN, CellStateJson, Frozen, Number
 
 T = TypeVar("T")
 
@@ -43,8 +43,7 @@ _FACTS = (
 )
 
 
-@dataclass(frozen=True)
-class AttemptProvenance:
+class AttemptProvenance(Frozen):
     """One attempt."""
 
     number: int
@@ -69,8 +68,7 @@ class AttemptProvenance:
     """Whether its run directory is."""
 
 
-@dataclass(frozen=True)
-class ForgottenAttempt:
+class ForgottenAttempt(Frozen):
     """An attempt that `gpas forget` has set aside: when, by which user, why."""
 
     number: int
@@ -79,8 +77,7 @@ class ForgottenAttempt:
     record: Forgetting = field(metadata=FLAT)
 
 
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(Frozen):
     """One stage of a cell."""
 
     key: str
@@ -192,8 +189,7 @@ def _building_on(stage: str, parents: Mapping[str, set[str]]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class SeedOrigin:
+class SeedOrigin(Frozen):
     """One run of a number in a table."""
 
     status: EntryStatus = field(metadata=HIDDEN)
@@ -210,8 +206,7 @@ class SeedOrigin:
     ended: Annotated[float | None, "unix time"]
 
 
-@dataclass(frozen=True)
-class PublishedNumber:
+class PublishedNumber(Frozen):
     """A published number of the same table cell."""
 
     source: str
@@ -223,8 +218,7 @@ class PublishedNumber:
     as_if: Annotated[str, "the column that it was looked up in, empty if that is the cell's own"] = ""
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(Frozen):
     """A version of the code that made a number."""
 
     code: Annotated[str, "the hash of the package's files"]
@@ -234,16 +228,14 @@ class Code:
     seeds: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class ComparedNumber:
+class ComparedNumber(Frozen):
     """A number with the metric that published tables print."""
 
     metric: str
     mean: Number | None
 
 
-@dataclass(frozen=True)
-class NumberOrigin:
+class NumberOrigin(Frozen):
     """A number of a table, and what it was computed from."""
 
     place: Place = field(metadata=HIDDEN)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,15 +19,14 @@ from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
-from gpas_cli.structure import FLAT
+from gpas_cli.structure import FLAT, Frozen
 from gpas_cli.words import byte_size, count, grouped
 
 _Names = Mapping[Size, str]  # of sizes that are not built in
 _Group = tuple[object, ...]
 
 
-@dataclass(frozen=True)
-class SizeCost:
+class SizeCost(Frozen):
     """The cells of one size, batch, length and number of updates."""
 
     size: str
@@ -101,8 +100,7 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeC
     )
 
 
-@dataclass(frozen=True)
-class StageCost:
+class StageCost(Frozen):
     """The jobs to start of one kind of stage with the same resources; `tokenise` is a kind too, without a cost."""
 
     stage: str
@@ -139,8 +137,7 @@ def described(resources: Resources) -> str:
     return ", ".join(part for part in parts if part)
 
 
-@dataclass(frozen=True)
-class JobMemory:
+class JobMemory(Frozen):
     """The predicted memory of each GPU of the trainings of one size and recipe."""
 
     size: str
@@ -189,8 +186,7 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: _Names) ->
 _CERTAIN = 0.8
 
 
-@dataclass(frozen=True)
-class DiskUse:
+class DiskUse(Frozen):
     """What the jobs add to one folder, in bytes."""
 
     what: Annotated[str, ("download", "tokens", "checkpoints")]
@@ -201,8 +197,7 @@ class DiskUse:
     least: Annotated[int, "in any case: `gpas run grid` refuses to start where that is not free"]
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(Frozen):
     """What the jobs add to the disks. `texts`: those that are not tokenised yet; `at_once`: how many trainings are
     assumed to run at once; `speed`: the tokens per second of a process that tokenises, None if not measured."""
 

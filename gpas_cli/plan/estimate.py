@@ -8,7 +8,7 @@ import socket
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from gpas_cli.spec.depth import FULL
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.journal import decoded, read_bytes, tail
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 
 Shape = tuple[Any, ...]
 
@@ -34,8 +34,7 @@ Sized = Callable[[Cell], Cell]
 _MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Frozen):
     """The cost of one job.
 
     `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
@@ -56,8 +55,7 @@ class Work:
         return self.hours * self.devices
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Frozen):
     """The cost of several jobs: GPU-hours, and core-hours of the jobs without a GPU."""
 
     gpu_hours: float

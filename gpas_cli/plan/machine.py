@@ -13,7 +13,6 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Protocol, final
@@ -23,6 +22,7 @@ from gpas_cli.processor import GPUS, peak_flops, usable_cores
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.run import Resources
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -33,8 +33,7 @@ _MFU = {1e5: 0.05, 71e6: 0.34, 0.37e9: 0.44, 1.3e9: 0.52}
 _MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
 
 
-@dataclass(frozen=True)
-class GpuKind:
+class GpuKind(Frozen):
     """A kind of GPU; `memory` in bytes."""
 
     name: str
@@ -71,8 +70,7 @@ class Machine(Protocol):
 
 
 @final
-@dataclass(frozen=True)
-class ThisMachine(Machine):
+class ThisMachine(Frozen, Machine):
     """The devices of this machine: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
 
     gpus: tuple[str, ...]
@@ -117,8 +115,7 @@ class Cluster(Machine):
 
 
 @final
-@dataclass(frozen=True)
-class NamedGpus(Machine):
+class NamedGpus(Frozen, Machine):
     """A machine with `number` GPUs called `name`. If `number` is 0, each job gets as many as it requests.
 
     `mfu`: the assumed share of the peak that training reaches; None assumes one by size (`assumed_mfu`).

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -37,15 +37,14 @@ from gpas_cli.state.observe import cell_statuses, observe_all
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
-from gpas_cli.structure import FLAT
+from gpas_cli.structure import FLAT, Frozen
 from gpas_cli.words import count, verb
 
 _ELSEWHERE = (("A100",), ("H100", "H200"), ("B200",))  # with equal peaks
 _NODE_GPUS = 8  # that jobs share elsewhere, unless the largest asks for more
 
 
-@dataclass(frozen=True)
-class PlanRow:
+class PlanRow(Frozen):
     """One cell of a plan.
 
     `action` is the state of the cell, "new" if it has no attempt, or "invalid" if this machine
@@ -64,8 +63,7 @@ class PlanRow:
         return self.state.entry
 
 
-@dataclass(frozen=True)
-class CostElsewhere:
+class CostElsewhere(Frozen):
     """The cost on GPUs that this machine does not have."""
 
     gpus: Annotated[tuple[str, ...], "kinds of GPU with the same peak, and so the same estimate"]
@@ -73,8 +71,7 @@ class CostElsewhere:
     estimate: Estimate = field(metadata=FLAT)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Frozen):
     """The actions of `gpas run` for some cells.
 
     `stages`: the number of unique stages by state. `uses`: how often cells, teachers and trunks refer to them. `jobs`:

@@ -1,7 +1,7 @@
 """The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import Any
 
@@ -11,10 +11,10 @@ from gpas_cli.spec.data import TextDemand
 from gpas_cli.spec.extensions import of_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, Trunk
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageJob:
+class StageJob(Frozen, kw_only=True):
     """One stage as a job, with the grid and name of the first entry that needs it."""
 
     kind: str

@@ -4,7 +4,7 @@ tokenise them beforehand."""
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView, facts_of
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped, listed
 
 
@@ -197,8 +198,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
 
 
-@dataclass(frozen=True)
-class Awaited:
+class Awaited(Frozen):
     """A corpus that cells wait for: its name, and the key and status of its job, with the scheduler's report."""
 
     name: str

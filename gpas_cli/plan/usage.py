@@ -11,11 +11,11 @@ from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
 from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, usage_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(Frozen):
     """A running cell. `devices`: of its attempt. `spent`: the usage over all attempts at its stages."""
 
     state: CellStatus
@@ -24,8 +24,7 @@ class Running:
     spent: Usage
 
 
-@dataclass(frozen=True)
-class GridUsage:
+class GridUsage(Frozen):
     """The usage of a grid: its cells by state, their usage so far, and, if all that is left of it is running or queued
     (or has failed or been cancelled), the estimate for that."""
 
@@ -46,8 +45,7 @@ class GridUsage:
         return sum(count for state, count in self.states.items() if state not in RESULTS)
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(Frozen):
     """Running and queued cells, and the usage by grid. In `total`, a cell that several grids share counts once."""
 
     running: tuple[Running, ...]

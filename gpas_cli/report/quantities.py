@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     from gpas_cli.report.recorded import Result
@@ -87,8 +87,7 @@ def _digits(values: Iterable[float]) -> int:
     return max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(Frozen):
     """A quantity that runs record, and how it is drawn."""
 
     name: str

@@ -11,7 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from gpas_cli.store.peek import Rows, Survey, describe_lost, lost_stages, rows_i
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.refresh import describe_missing_runs, results_of
 from gpas_cli.store.rundir import Listing
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -49,8 +50,7 @@ T = TypeVar("T")
 State = tuple[str, float | None]  # with the fraction that is done, None if unknown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Frozen, kw_only=True):
     """What the latest done or diverged attempt of a stage reported.
 
     scores: from all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
@@ -271,8 +271,7 @@ def _real(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Frozen):
     """States and results of the entries' stages, by stage key.
 
     states: until a stage has been run again, that of its earlier result.

@@ -26,7 +26,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from pathlib import Path
 from pkgutil import resolve_name
@@ -46,6 +45,7 @@ from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.render import numbers
 from gpas_cli.report.tables.table import Table
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +61,7 @@ _FACTS = ("attempt", "outcome", "host", "device", "gpu", "code", "git_commit", "
 _TEXT = ("fingerprint", "validation_fingerprint", "ended", "directory", "cause")
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Frozen):
     """The results of `project`. Methods return frames whose first columns are grid, cell, key and every axis."""
 
     project: Project

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from gpas_cli.state.status import UNREADABLE, CellStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir, write_record
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped, listed
 
 _PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
@@ -83,8 +83,7 @@ def require_libraries(jobs: Iterable[StageJob]) -> None:
         raise GpasError("\n".join(lines))
 
 
-@dataclass(frozen=True)
-class Cancelling:
+class Cancelling(Frozen):
     """The outcome of cancelling one cell. `asked` is False if there was nothing to cancel, or the request failed."""
 
     state: CellStatus

@@ -22,10 +22,10 @@ from gpas_cli.state.claims import LOCAL, SLURM, Claim, read_claim
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Frozen):
     """The ending of one entry, and its reason. `status`: of the stage that decided it."""
 
     entry: Entry
@@ -33,8 +33,7 @@ class Item:
     status: StageStatus
 
 
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(Frozen):
     """The outcome of a run: every entry in exactly one list, in the order given."""
 
     done: list[Item] = field(default_factory=list)
@@ -51,8 +50,7 @@ class RunSummary:
         into.append(item)
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Frozen):
     """The ending of a stage in one run, and its reason. `skipped`: the run gave the stage up without starting it."""
 
     status: StageStatus
@@ -78,8 +76,7 @@ def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSum
     return summary
 
 
-@dataclass(frozen=True)
-class JobBatch:
+class JobBatch(Frozen):
     """Jobs that a scheduler accepted together.
 
     `name` is the batch's name here, `job` the scheduler's id ("" if unknown). `keys` has the stage keys of each job,
@@ -122,8 +119,7 @@ def exit_code(summary: RunSummary) -> Exit:
     return Exit.INCOMPLETE if summary.interrupted or summary.cancelled or summary.skipped else Exit.DONE
 
 
-@dataclass(frozen=True)
-class RunSnapshot:
+class RunSnapshot(Frozen):
     """A run at one moment. `running` are this run's jobs, `followed` the jobs of another `gpas run`."""
 
     running: tuple[tuple[StageJob, StageStatus], ...]
@@ -152,8 +148,7 @@ class Reporter:
         """Called with a message for the user about something that does not stop the run."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Frozen):
     """The result of one check."""
 
     what: str
@@ -162,8 +157,7 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
+class RunRequest(Frozen, kw_only=True):
     """The request that `gpas run` makes to a scheduler.
 
     `retry` names further states in which a stage is run again (failed, cancelled, unknown). `at_once` limits how many
@@ -201,8 +195,7 @@ class Run(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class ProfileUse:
+class ProfileUse(Frozen):
     """What SLURM jobs with the same request used. Bytes and seconds; 0 if unknown."""
 
     memory: int
@@ -214,8 +207,7 @@ class ProfileUse:
     longest: float
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(Frozen):
     """The name of a scheduler, and a note for the user on why it was chosen ("" if none is needed)."""
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.objective import CAUSAL
 from gpas_cli.spec.section import Input, Network, Section
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 _KEY_VERSION = "gpas-cell-1"
@@ -46,8 +47,7 @@ START = "start"
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(Frozen):
     """One stage of a cell's chain. Cells whose stages have the same key share the result."""
 
     declared: StageKind
@@ -60,8 +60,7 @@ class Stage:
         return self.declared.name
 
 
-@dataclass(frozen=True)
-class LaterStage:
+class LaterStage(Frozen):
     """A stage after pretraining: its kind, and its parameters, an instance of the kind's dataclass."""
 
     kind: StageKind
@@ -99,8 +98,7 @@ class Start(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell(CellParts):
+class Cell(CellParts, kw_only=True):
     """Everything that can change a result: network, text, objective, recipe, depth, dropout, precision, seed, and later
     stages.
 

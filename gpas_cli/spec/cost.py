@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import MATRIX, TABLE, Optim
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import SHARDED, Resources
+from gpas_cli.structure import Frozen
 
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
@@ -51,8 +52,7 @@ _EFFICIENT_TOKENS = 4096
 _MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, without the gradient of a table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scalars:
+class Scalars(Frozen, kw_only=True):
     """The settings of a cell that are no sections."""
 
     dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
@@ -60,8 +60,7 @@ class Scalars:
     seed: int = setting(42, low=0, high=MOST_SEED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellParts(Scalars):
+class CellParts(Scalars, kw_only=True):
     """What the cost of a stage and the defaults of its settings may depend on: the parts of a `Cell`."""
 
     model: Model
@@ -136,8 +135,7 @@ def _attentions(model: Model) -> int:
     return model.size.layers + (model.decoder_layers if model.family.encoder else 0)
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(Frozen):
     """The predicted memory of one GPU at the peak of an update, in bytes."""
 
     strategy: Annotated[str, ("none", "ddp", *SHARDED)]

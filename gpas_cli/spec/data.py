@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 MIXTURE = "mixture"  # the source of a text that consists of several corpora
 _CORPUS_SOURCES = ("stdlib", "files", "hf", "hf-files", "c4")
@@ -17,8 +18,7 @@ PAIR_SOURCES = ("pairs", "hf-pairs", "languages")  # documents are a text and it
 _SUM_ERROR = 1e-6  # of the weights of a mixture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(Frozen, kw_only=True):
     """One corpus of a mixture: its name in tables, the share of the tokens that are its own, and its text."""
 
     name: str
@@ -30,8 +30,7 @@ class Share:
     malformed: str = setting("stop", choices=("stop", "skip"), omit_default_from_key=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Frozen, kw_only=True):
     """Corpus, tokenizer and row layout.
 
     source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or .parquet
@@ -166,8 +165,7 @@ class Data:
         return [Problem((name,), fault) for name, fault in found.items()]
 
 
-@dataclass(frozen=True)
-class TextDemand:
+class TextDemand(Frozen):
     """One text under a vocabulary of `vocab` ids: `rows` of training text (updates times batch size), and
     `data.eval_tokens` of validation text."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from hashlib import shake_128
 from itertools import pairwise
@@ -20,6 +20,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import FACTORS, Factor, Norm
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import plain, setting
+from gpas_cli.structure import Frozen
 
 FULL = "full"
 # The settings that each kind reads, except `average`, which is resolved into `lengths` or `keep`.
@@ -32,8 +33,7 @@ READS: dict[str, tuple[str, ...]] = {
 _LISTS = {"stages": "-", "work_of": "-", "fixed": ","}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Depth:
+class Depth(Frozen, kw_only=True):
     """The layers that train in each update. A layer in an update computes x + s (Block(x) - x), a skipped one x.
 
     kind: `full` trains all layers in every update. `raptr` trains random paths whose expected length grows in stages
@@ -206,8 +206,7 @@ def limit_of(depth: Depth, layers: int, steps: int) -> float:
     return 1 - (layers - depth.average) / ((layers + 1) / 2 * mean_progress(depth.gamma, steps, 1, steps))
 
 
-@dataclass(frozen=True)
-class _ResolvedDepth:
+class _ResolvedDepth(Frozen):
     """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe.
 
     steps: the number of updates; with `work_of`, as many as cost the same work. last_stage: the updates of the last
@@ -248,8 +247,7 @@ def _canonical_lengths(depth: Depth, steps: int) -> str | tuple[int, ...]:
 _WORD_BYTES = 8  # per random number
 
 
-@dataclass(frozen=True)
-class ActiveLayers:
+class ActiveLayers(Frozen):
     """The layers of an update in their order, numbered from 1, and the factor s of each: x + s (Block(x) - x)."""
 
     layers: tuple[int, ...]
@@ -287,8 +285,7 @@ def draw(seed: int, update: int, kept: Sequence[float], *, exactly: bool = False
     return tuple(layer for layer, (n, p) in enumerate(zip(numbers, kept, strict=True), 1) if n < p * 2**64)
 
 
-@dataclass(frozen=True)
-class LayerSchedule:
+class LayerSchedule(Frozen):
     """The layers of every update of a network with `layers` layers that trains for `steps`. Updates count from 1.
 
     depth: a section that `spec.depth.resolved` has returned.

@@ -13,13 +13,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Self
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.section import Input, Section, Tiny
+from gpas_cli.structure import Frozen
 
 DIGEST_DIGITS = 12
 LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
@@ -70,8 +70,7 @@ _LOCAL_TEXT = (250, 250_000.0)  # documents and tokens, assumed of a local text 
 BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 
-@dataclass(frozen=True)
-class _KnownTask:
+class _KnownTask(Frozen):
     """A task that this program knows.
 
     chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
@@ -224,8 +223,7 @@ class LocalAmounts(Section):
         return made
 
 
-@dataclass(frozen=True, kw_only=True)
-class Downstream(LocalAmounts):
+class Downstream(Frozen, LocalAmounts, kw_only=True):
     """Scores on downstream tasks (GPAS Table 3), most of them multiple-choice questions.
 
     tasks: names of tasks and groups; groups are replaced by their tasks. shots: answered examples before each question.
@@ -378,8 +376,7 @@ def downstream_tokens(section: Downstream, *, cached: bool = True) -> float:
     return total
 
 
-@dataclass(frozen=True)
-class KnownText:
+class KnownText(Frozen):
     """A text that this program knows: the split `test` of a data set of the Hugging Face hub, or the held-out files of
     Python's standard library.
 
@@ -430,8 +427,7 @@ def text_name(text: str) -> str:
     return named[1] if named else text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts(LocalAmounts):
+class Texts(Frozen, LocalAmounts, kw_only=True):
     """Perplexities of the trained network on texts other than its own validation text.
 
     texts: names, or paths of local .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, from experiments.yaml on.

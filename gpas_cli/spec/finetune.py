@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from gpas_cli.errors import Problem
@@ -13,6 +13,7 @@ from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, op
 from gpas_cli.spec.parse import setting, settings_of
 from gpas_cli.spec.run import SHARDED, Cadence, Resources
 from gpas_cli.spec.section import Input, Section, Tiny
+from gpas_cli.structure import Frozen
 
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
@@ -24,8 +25,7 @@ EMBEDDED_EXAMPLES = 6_000
 _EMBEDDED_TOKENS_PER_EXAMPLE = 110
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finetune(Section):
+class Finetune(Frozen, Section, kw_only=True):
     """Supervised finetuning of the pretrained network (GPAS, section 4.1). The gates never train.
 
     data: `commonsense170k`; `embedded`, questions about the training files of the embedded corpus; or a path, relative

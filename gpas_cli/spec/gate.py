@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from gpas_cli.errors import nearest
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 _ALPHA = "alpha"
 _MAX_LENGTH = 200  # characters of a formula, which bound the depth of its tree
@@ -179,8 +180,7 @@ def _call_faults(name: str, arguments: int) -> Iterator[str]:
 _SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gate:
+class Gate(Frozen, kw_only=True):
     """One GPAS gate per layer, or per sub-layer.
 
     `activation`: a name, or a formula of alpha such as `alpha / (1 + abs(alpha))`.

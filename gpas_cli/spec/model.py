@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.norm import Factor, Norm, Scheme, Wiring
 from gpas_cli.spec.parametrisation import AdamFactors, Parametrisation
 from gpas_cli.spec.parse import plain, setting
+from gpas_cli.structure import Frozen
 
 _NORMS = ("rmsnorm", "layernorm", "dyt")
 QK_NORMS = ("none", "head", "width")
@@ -37,8 +38,7 @@ _TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Fi
 _SMALL_PRESETS = ("scaled", "small")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(Frozen, kw_only=True):
     """The parts of every layer, the positions and the head.
 
     norm: every norm N of the scheme, and the one before the head: RMSNorm (weight), LayerNorm (weight and bias), or in
@@ -103,8 +103,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Init:
+class Init(Frozen, kw_only=True):
     """Initialisation preset and the two free standard deviations.
 
     normal: N(0, std^2). scaled: normal, with o and down divided by sqrt(2L). small: std sqrt(2/(5d)) and scaled outputs
@@ -146,8 +145,7 @@ def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> floa
     return small_std(hidden) if preset == "small" else std
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embed:
+class Embed(Frozen, kw_only=True):
     """Stages in order: `scale` by `multiplier`, `layernorm` or `rmsnorm`, `detach` to gamma E + (1 - gamma) sg(E).
 
     multiplier: by default sqrt(d), as in Scaled Embed. Figure 11 has embeddings with standard deviation 5 and 50.
@@ -171,8 +169,7 @@ EMBEDS: dict[str, Embed] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
+class Size(Frozen, kw_only=True):
     """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head.
 
     decoder_layers: how many of the `layers` a decoder beside an encoder has, by default half of them.
@@ -252,8 +249,7 @@ def usual_validation_rows(size: Size, batch: int) -> int:
     return _REFERENCE_ROWS.get(size, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Frozen, kw_only=True):
     """A decoder: shape, normalisation scheme, gate, embedding, initialisation, family and parametrisation."""
 
     size: Size

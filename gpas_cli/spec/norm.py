@@ -23,22 +23,20 @@ experiments.yaml names under `plugins`. Layers count from 1, as in the papers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(Frozen):
     """One norm slot: its weight is initialised to `init`, its output is multiplied by the constant `scale`."""
 
     init: float = 1.0
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(Frozen):
     """A learned factor, initialised to `init`: one number, or with `wide` one for each feature. With `shared` both
     sub-layers of the layer have the same. `scale` is a constant multiplier of it."""
 
@@ -48,8 +46,7 @@ class Factor:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Wiring:
+class Wiring(Frozen):
     """The slots of one layer's two sub-layers, or of attention's where the feed-forward network has an `ffn` of its
     own. An absent norm is the identity.
 
@@ -89,8 +86,7 @@ FACTORS = ("skip", "branch", "value", "first_value")  # the fields of a wiring t
 GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
 
 
-@dataclass(frozen=True)
-class PluginOrigin:
+class PluginOrigin(Frozen):
     """Where a plugin scheme comes from: the name and text of a file, or the name of an installed package."""
 
     name: str
@@ -120,8 +116,7 @@ class Scheme:
         return self.wiring(layer, encoder) if layer <= encoder else self.wiring(layer - encoder, decoder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pre(Scheme):
+class Pre(Frozen, Scheme, kw_only=True):
     """x + f(N(x)) (Baevski and Auli 2019; Xiong et al. 2020)."""
 
     title: ClassVar[str] = "Pre-LN"
@@ -130,8 +125,7 @@ class Pre(Scheme):
         return Wiring(in_norm=Norm())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Post(Scheme):
+class Post(Frozen, Scheme, kw_only=True):
     """N(x + f(x)) (Vaswani et al. 2017)."""
 
     title: ClassVar[str] = "Post-LN"
@@ -140,8 +134,7 @@ class Post(Scheme):
         return Wiring(out_norm=Norm(), home="skip")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeepNorm(Scheme):
+class DeepNorm(Frozen, Scheme, kw_only=True):
     """N((2L)^(1/4) x + f(x)), with its own initialisation (Wang et al. 2022). `skip` is a factor in place of
     (2L)^(1/4): the code of The Curse of Depth has that of 32 layers at every depth."""
 
@@ -159,8 +152,7 @@ class DeepNorm(Scheme):
         return Wiring(out_norm=Norm(), skip=self.skip or skip, home="skip")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sandwich(Scheme):
+class Sandwich(Frozen, Scheme, kw_only=True):
     """x + N(f(N(x))) (Ding et al. 2021)."""
 
     title: ClassVar[str] = "Sandwich-LN"
@@ -169,8 +161,7 @@ class Sandwich(Scheme):
         return Wiring(in_norm=Norm(), branch_norm=Norm())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peri(Sandwich):
+class Peri(Sandwich, kw_only=True):
     """Sandwich with a norm after the embedding (Kim et al. 2025). Sandwich with that embedding is the same network and
     has the same key."""
 
@@ -179,8 +170,7 @@ class Peri(Sandwich):
     same_as: ClassVar[str] = "sandwich"
 
 
-@dataclass(frozen=True, kw_only=True)
-class B2T(Scheme):
+class B2T(Frozen, Scheme, kw_only=True):
     """Post-LN whose layers add their input again before their last norm (Takase et al. 2023, bottom-to-top)."""
 
     title: ClassVar[str] = "B2T"
@@ -189,8 +179,7 @@ class B2T(Scheme):
         return Wiring(out_norm=Norm(), home="skip", bottom=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mix(Scheme):
+class Mix(Frozen, Scheme, kw_only=True):
     """Post-LN in the first floor(post_fraction * L) layers, Pre-LN after (Li et al. 2025)."""
 
     post_fraction: float = setting(0.25, above=0, high=1)
@@ -206,8 +195,7 @@ class Mix(Scheme):
         return part.wiring(layer, depth)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LNS(Scheme):
+class LNS(Frozen, Scheme, kw_only=True):
     """Pre-LN whose norms have a factor 1/sqrt(l): as the initial weight ("init", the GPAS experiments) or as a constant
     multiplier of the output ("scale", equation 1 of The Curse of Depth)."""
 
@@ -220,8 +208,7 @@ class LNS(Scheme):
         return Wiring(in_norm=Norm(init=factor) if self.apply == "init" else Norm(scale=factor))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReZero(Scheme):
+class ReZero(Frozen, Scheme, kw_only=True):
     """x + b f(x) without norms in the layers, b = 0 at first, one number for each layer (Bachlechner et al. 2020)."""
 
     title: ClassVar[str] = "ReZero"
@@ -230,8 +217,7 @@ class ReZero(Scheme):
         return Wiring(branch=Factor(init=0.0, shared=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkipInit(Scheme):
+class SkipInit(Frozen, Scheme, kw_only=True):
     """x + b f(x) without norms in the layers, b = 0 at first, one number for each branch (De and Smith 2020)."""
 
     title: ClassVar[str] = "SkipInit"
@@ -240,8 +226,7 @@ class SkipInit(Scheme):
         return Wiring(branch=Factor(init=0.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerScale(Scheme):
+class LayerScale(Frozen, Scheme, kw_only=True):
     """x + b * f(N(x)) with a learned vector b (Touvron et al. 2021). By default it starts at 0.1 in networks of up to
     18 layers, at 1e-5 up to 24 and at 1e-6 in deeper ones."""
 
@@ -254,8 +239,7 @@ class LayerScale(Scheme):
         return Wiring(in_norm=Norm(), branch=Factor(init=self.start or usual, wide=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scalars(Scheme):
+class Scalars(Frozen, Scheme, kw_only=True):
     """a x + b f(N(x)) with learned numbers a and b, which start at 1, for each branch: the gate's freedom and more,
     without its stop-gradient."""
 
@@ -265,8 +249,7 @@ class Scalars(Scheme):
         return Wiring(in_norm=Norm(), skip=Factor(), branch=Factor())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScaledBranches(Scheme):
+class ScaledBranches(Frozen, Scheme, kw_only=True):
     """x + f(N(x)) / sqrt(2L): the constant by which GPT-2 initialises its output matrices, kept during training."""
 
     title: ClassVar[str] = "1/sqrt(2L)"
@@ -275,8 +258,7 @@ class ScaledBranches(Scheme):
         return Wiring(in_norm=Norm(), branch=1 / math.sqrt(2 * depth))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValueResidual(Scheme):
+class ValueResidual(Frozen, Scheme, kw_only=True):
     """Pre-LN whose attention averages 0.5 v + 0.5 v1 from layer 2 on, with v1 the values of layer 1 (Zhou et al. 2025,
     ResFormer): the paper's Identity-ResFormer. With `learned` both factors of a layer are learned, and start there
     (Learnable-ResFormer)."""
@@ -290,8 +272,7 @@ class ValueResidual(Scheme):
         return Wiring(in_norm=Norm()) if layer == 1 else Wiring(in_norm=Norm(), value=half, first_value=half)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HybridNorm(Scheme):
+class HybridNorm(Frozen, Scheme, kw_only=True):
     """Norms of queries, keys and values in attention, and a norm after its sum, which the feed-forward network and its
     skip path read: z = x + f(x), y = N(z) + g(N(z)) (Zhuo et al. 2025). `first: pre` has the network that the paper
     calls HybridNorm*: layer 1 is Pre-LN, with norms of queries, keys and values. The paper's initialisation is

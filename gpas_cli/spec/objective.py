@@ -7,12 +7,12 @@ own. The ids of an objective are the last ones of `size.vocab`; the tokenizer ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec import parse
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 # The first tokens of rows by denoiser, in the order of their ids.
 MODES = ("r", "s", "x")
@@ -21,8 +21,7 @@ _SHORTEST_ROW = 8
 _LONGEST_MEAN = 10_000  # tokens of a span
 
 
-@dataclass(frozen=True)
-class Denoiser:
+class Denoiser(Frozen):
     """One way to corrupt a row: the share `rate` of its tokens, in spans of `mean` tokens on average; 0: one span."""
 
     mode: str
@@ -75,8 +74,7 @@ def _denoiser_problem(text: str) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Frozen):
     """The ids around a text that a network continues: `before` it, `after` it and again before the continuation, which
     ends before an id of at least `end`. The network reads the text with both in both directions."""
 
@@ -149,8 +147,7 @@ class Objective:
         return {**kept, "tokens": scores["tokens"]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Causal(Objective):
+class _Causal(Frozen, Objective, kw_only=True):
     """Every token predicts the next one from itself and the tokens before it."""
 
     kind: str = setting("causal", choices=("causal",))
@@ -167,8 +164,7 @@ class _Causal(Objective):
         return "every token predicts the next one"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Masked(Objective):
+class Masked(Frozen, Objective, kw_only=True):
     """Masked language modelling (Devlin et al. 2018): chosen tokens are predicted from all tokens of the row.
 
     rate: the probability that a token is chosen; end tokens never are. mask, random: the probabilities that a chosen
@@ -208,8 +204,7 @@ class Masked(Objective):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spans(Objective):
+class Spans(Frozen, Objective, kw_only=True):
     """Span corruption with a prefix language model (Raffel et al. 2020; Tay et al. 2022).
 
     Spans of a row are replaced by one sentinel each. The row's inputs, which attend to each other in both directions,
@@ -280,8 +275,7 @@ class Spans(Objective):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Translated(Objective):
+class Translated(Frozen, Objective, kw_only=True):
     """The translation of a text: an encoder reads the text, and a decoder predicts its translation token by token.
 
     A pair with more than `data.length` tokens does not count. word_dropout: the probability that a token's embedding is

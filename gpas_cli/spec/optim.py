@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.parse import setting, settings_of
+from gpas_cli.structure import Frozen
 
 MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
 _ROLES = (MATRIX, TABLE, VECTOR)
@@ -27,8 +28,7 @@ def role(name: str, dimensions: int) -> str:
     return MATRIX if name.endswith("_proj.weight") else TABLE
 
 
-@dataclass(frozen=True)
-class StateTensor:
+class StateTensor(Frozen):
     """A state tensor that an optimizer keeps for each parameter of some roles.
 
     shape: the `parameter`'s; `rows`, a number for each row, (rows, 1); or `columns`, (1, columns). It has the
@@ -82,8 +82,7 @@ class OptimizerKind:
         return f"{self.name}/"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdafactorSettings:
+class AdafactorSettings(Frozen, kw_only=True):
     """Adafactor (Shazeer and Stern 2018, algorithms 4 and 5), with the rate of the schedule.
 
     The update of a parameter is the rate times its root mean square, at least `min_scale`: a gate, which starts at 0,
@@ -96,8 +95,7 @@ class AdafactorSettings:
     min_scale: float = setting(1e-3, above=0, high=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MuonSettings:
+class MuonSettings(Frozen, kw_only=True):
     """Muon (Jordan 2024) for the matrices of the layers, and AdamW, with beta1, beta2 and eps, for everything else.
 
     momentum, nesterov: the momentum of the gradients, which `newton_steps` Newton-Schulz iterations orthogonalise.
@@ -304,8 +302,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optim:
+class Optim(Frozen, kw_only=True):
     """An optimizer (Adam, unless `optimizer` names another) with warm-up and decay.
 
     `batch` is the number of sequences per update, over all devices and micro-batches.

@@ -25,16 +25,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 _STANDARD, _MUP, _COMPLETEP = "standard", "mup", "completep"
 
 
-@dataclass(frozen=True)
-class AdamFactors:
+class AdamFactors(Frozen):
     """Factors of the learning rate, the eps and the weight decay of a parameter."""
 
     rate: float = 1.0
@@ -42,8 +42,7 @@ class AdamFactors:
     weight_decay: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parametrisation:
+class Parametrisation(Frozen, kw_only=True):
     """How init, rates and multipliers depend on width and depth, to take a learning rate from a narrow, shallow network
     to a wide, deep one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
@@ -24,11 +24,11 @@ from gpas_cli.spec.parametrisation import PARAMETRISATIONS, Parametrisation
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.section import Network
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
+from gpas_cli.structure import Frozen
 from gpas_cli.words import listed
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(Frozen):
     """The named parts that a specification may refer to; experiments.yaml may add to each.
 
     `models` caches valid networks by the JSON of their settings, because many cells of a grid share a network.

@@ -32,10 +32,10 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
 from gpas_cli.spec.section import Section
 from gpas_cli.spec.stage import TOKENISE, TRAINING_PARTS, StageKind
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Plugin:
+class Plugin(Frozen):
     """What a plugin file, or the installed packages together, define."""
 
     schemes: Mapping[str, type[Scheme]] = field(default_factory=dict)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec.parse import setting
+from gpas_cli.structure import Frozen
 
 # 0 is all memory of a node, and no time limit. What else sbatch reads has no unit: 32 is MB, 60 and 1:30 are minutes.
 _MEMORY = re.compile(r"0|\d+[KMGT]B?", re.IGNORECASE)
@@ -183,8 +184,7 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cadence:
+class Cadence(Frozen, kw_only=True):
     """The number of updates between log lines, records of per-layer statistics, evaluations and checkpoints.
 
     checkpoint_every: a number of updates, or a period: 90s, 10min, 1h. The last update is always saved. keep: updates
@@ -220,8 +220,7 @@ class Cadence:
         return len({*[*before, updates][-2:], *keep}), len({*before[-2:], *keep}) + 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Monitoring:
+class Monitoring(Frozen, kw_only=True):
     """The detection of spikes and divergence, and further receivers of a run's events.
 
     window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust
@@ -241,8 +240,7 @@ class Monitoring:
     profile: int = setting(0, low=0, high=1000)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resources:
+class Resources(Frozen, kw_only=True):
     """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is H:MM:SS or D-HH:MM:SS.
 
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.run import Resources
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Tiny:
+class Tiny(Frozen):
     """What the tiny forms of cells read, with the paths as in experiments.yaml, and how much of it."""
 
     training: str
@@ -26,8 +25,7 @@ class Tiny:
     eval_tokens: int = 256
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(Frozen):
     """Something that a cell reads, such as files or a task. Equal inputs are looked up once."""
 
     value: Hashable

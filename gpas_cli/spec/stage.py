@@ -7,7 +7,7 @@ that runs it; or both in an extension (`gpas_cli.extension`) or a plugin file (`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
@@ -16,7 +16,7 @@ from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.translation import BLEU, Translation, translation_tokens
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 from gpas_cli.words import fixed
 
 PRETRAIN = "pretrain"
@@ -32,8 +32,7 @@ CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.con
 EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it. A kind of stage in older records
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Frozen):
     """A number that a stage reports."""
 
     name: str
@@ -85,8 +84,7 @@ def _percent(name: str, title: str, **more: Any) -> Metric:
 _Cost = Callable[[CellParts, Cadence, int], float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageKind:
+class StageKind(Frozen, kw_only=True):
     """One kind of stage: what it is called, what it takes, what it costs and what it reports.
 
     parameters: the frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell.

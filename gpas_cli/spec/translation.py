@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
@@ -16,6 +16,7 @@ from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.downstream import text_name
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.section import Input, Section, Tiny
+from gpas_cli.structure import Frozen
 
 LANGUAGES = "languages"  # the invented pair of languages: a source of text, and its test set
 BLEU = "bleu"  # the metric that is reported for each test set
@@ -58,8 +59,7 @@ def _test_problem(test: str) -> str:
     return f"unknown test set '{test}'; {known}, or local files with their references: NAME=test.{{en,de}}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Translation(Section):
+class Translation(Frozen, Section, kw_only=True):
     """BLEU (SacreBLEU: 13a tokens, mixed case, exponential smoothing) of the translations of `tests`.
 
     tests: newstest2010 to newstest2016, `languages` for the invented pair, or local files, PATH.{SOURCE,TARGET} or

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, StoreError
@@ -108,8 +108,7 @@ LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, w
 _NAME = re.compile(r"[^/\0]+")  # of a submitter; it becomes part of a file name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim(Record):
+class Claim(Record, kw_only=True):
     """claim.json: the scheduler that will run a stage, and the process that submitted it.
 
     `submission` is the scheduler's name for the submission, and `index` the job in it; such a claim outlives its

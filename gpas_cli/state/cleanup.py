@@ -18,7 +18,6 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +33,7 @@ from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import Forgetting
 from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, attempts, forgotten_attempts, read_record, write_record
+from gpas_cli.structure import Frozen
 
 _RECORD = "forgotten.json"
 
@@ -97,8 +97,7 @@ def _restore(attempt: AttemptDir) -> AttemptDir:
 _FAILED_STATES = ("failed", "cancelled")
 
 
-@dataclass(frozen=True)
-class _Removable:
+class _Removable(Frozen):
     """A checkpoint that a rule selects."""
 
     path: Path
@@ -106,8 +105,7 @@ class _Removable:
     rule: Annotated[str, ("superseded", "finished", "failed")]
 
 
-@dataclass(frozen=True)
-class StageUse:
+class StageUse(Frozen):
     """What a stage occupies."""
 
     key: str

@@ -10,7 +10,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +26,7 @@ from gpas_cli.store import owner
 from gpas_cli.store.records import AttemptRecord, Imported
 from gpas_cli.store.rundir import IMPORTED, AttemptDir, all_stages, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import copy_snapshot
+from gpas_cli.structure import Frozen
 from gpas_cli.words import byte_size
 
 _CHECKPOINTS = "checkpoints"
@@ -36,8 +36,7 @@ _LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", 
 _NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
 
 
-@dataclass(frozen=True)
-class MergedStage:
+class MergedStage(Frozen):
     """What the merge did with one stage of the other project."""
 
     key: str
@@ -50,8 +49,7 @@ class MergedStage:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Merge:
+class Merge(Frozen):
     """How to merge. `there` are the other run directories, `checkpoints` whether to copy checkpoints, too.
 
     dry_run: nothing is copied.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
 from gpas_cli.store.journal import Line, lines_in
 from gpas_cli.store.rundir import AttemptDir, read_json
-from gpas_cli.structure import HIDDEN, Number
+from gpas_cli.structure import HIDDEN, Frozen, Number
 from gpas_cli.words import ordinal
 
 _EVALUATING = "evaluating"  # the phase of a training after its last update
@@ -33,8 +33,7 @@ ALIVE = ("queued", "running")
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Frozen):
     """The newest value of each quantity in a journal; None if it has none.
 
     `losses` are the training losses of the last log lines, oldest first; `spikes` and `skipped` count the spikes and
@@ -136,8 +135,7 @@ def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
     return max(0.0, 1 - now) * seconds / share if now is not None and share > 0 and seconds > 0 else None
 
 
-@dataclass(frozen=True)
-class SchedulerJob:
+class SchedulerJob(Frozen):
     """A job as its scheduler reports it. `str()` returns one line for people.
 
     `state` is the scheduler's word, `reason` why a pending job has not started. `start`: the expected start of a
@@ -175,8 +173,7 @@ class SchedulerJob:
         return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageStatus:
+class StageStatus(Frozen, kw_only=True):
     """The state of one stage, and the evidence for it."""
 
     state: str
@@ -248,8 +245,7 @@ class StageStatus:
 _SHARED = tuple(each.name for each in fields(StageStatus))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellStatus(StageStatus):
+class CellStatus(StageStatus, kw_only=True):
     """The status of a cell: of its first stage that is not done, or of its last stage."""
 
     entry: Entry

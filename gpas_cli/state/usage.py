@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir, read_json
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 
 _GPU_HOURS = "GPU-hours"
 _CORE_HOURS = "core-hours"
 _LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Frozen):
     """The usage of attempts: hours of GPUs, or of cores where no GPU was used."""
 
     seconds: float = field(default=0.0, metadata=HIDDEN)  # on the clock

@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Annotated
 
 from gpas_cli.statistics.stats import two_sided_t
+from gpas_cli.structure import Frozen
 
 LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
 _LEVEL = 0.95
 _EXPONENTS = [0.01 * 1.03**step for step in range(220)]  # from 0.01 to 6.5
 
 
-@dataclass(frozen=True)
-class PowerLaw:
+class PowerLaw(Frozen):
     """A fitted law y = factor x^-exponent."""
 
     factor: float

@@ -10,13 +10,12 @@ longer than most commands.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, linear_regression
 from typing import Annotated, cast
 
 from gpas_cli.statistics.arrivals import Arrival, median, median_interval
-from gpas_cli.structure import Number
+from gpas_cli.structure import Frozen, Number
 
 _GAUSSIAN = NormalDist()
 _MOST_PAIRS = 10_000  # a test that needs more is said never to decide
@@ -24,8 +23,7 @@ _EFFECT_QUANTILE = _GAUSSIAN.inv_cdf(0.9)  # of the 80 % interval of the effect
 ROUNDING = 1e-9  # numbers that differ by less, relative to the compared ones, are equal up to rounding
 
 
-@dataclass(frozen=True)
-class Aggregate:
+class Aggregate(Frozen):
     """The mean of n numbers; of arrivals, the median."""
 
     mean: Number
@@ -33,8 +31,7 @@ class Aggregate:
     n: int
 
 
-@dataclass(frozen=True)
-class Paired:
+class Paired(Frozen):
     """The difference from the base: the mean over pairs of the same seed.
 
     `t` and `p` of the paired t test are None with fewer than two pairs, or when all differences are equal up to
@@ -196,8 +193,7 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-@dataclass(frozen=True)
-class Needed:
+class Needed(Frozen):
     """Further pairs for a paired t test to reach its power: 0 for enough, None if more than _MOST_PAIRS are needed.
 
     fewest, most: the same if the true standardised effect is at the upper or the lower end of its 80 % confidence
@@ -247,8 +243,7 @@ LEAST_POINTS = 4  # at different x: three have one degree of freedom left, too f
 _PARAMETERS = 3
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(Frozen):
     """A fitted law. exponential: c e^(bx), otherwise c x^b. rate: b. r_squared: of log y."""
 
     exponential: bool

@@ -10,7 +10,6 @@ of the CPU time of one attempt after the other.
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,7 +24,7 @@ from gpas_cli.store.projection import Changes, integer, number, project_events, 
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
-from gpas_cli.structure import plain
+from gpas_cli.structure import Frozen, plain
 from gpas_cli.words import grouped
 
 STRETCH_BYTES = 1 << 20  # of journals that are read into memory at a time: about 5,000 events
@@ -42,8 +41,7 @@ _ARRAYS = {"name": "%b::text[]", "value": "%b::double precision[]"}  # columns o
 _UNKNOWN: dict[str, Any] = {column.name: None for column in inspect(AttemptRow).columns if column.name != "id"}
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Frozen):
     """What `store_attempts` has stored of an attempt.
 
     id: None if the attempt had no row; then `columns` are all of its row, and `asked` is its attempt.json.

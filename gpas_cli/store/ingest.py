@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -28,14 +28,14 @@ from gpas_cli.store.attempt_rows import Unreadable, forget_attempt, journal_stat
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow
+from gpas_cli.structure import Frozen
 
 _KEY_DIGITS = 16
 AT_ONCE = 100  # attempts in a transaction
 _MARK_GONE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
 
-@dataclass(frozen=True)
-class Ingested:
+class Ingested(Frozen):
     """The result of `sync`. `problems` are the attempts that could not be read, with the reason; they are tried again
     every time."""
 

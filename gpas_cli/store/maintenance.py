@@ -11,7 +11,6 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from gpas_cli.store.ingest import Ingested, store
 from gpas_cli.store.peek import BASELINE, HEAD, LOG_SUFFIXES
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class _Defect:
+class _Defect(Frozen):
     """A fault of the database, and its remedy."""
 
     message: str
@@ -38,8 +37,7 @@ class _Defect:
         return f"{self.message}; {self.remedy}"
 
 
-@dataclass(frozen=True)
-class _Survey:
+class _Survey(Frozen):
     """A journal read to its end: the number of events, the offset after them, damaged lines and missing events."""
 
     events: int

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, delete, insert, select
@@ -26,10 +26,10 @@ from gpas_cli.store.peek import PROJECT_FILE
 from gpas_cli.store.records import ProjectRecord
 from gpas_cli.store.rundir import read_record, write_record
 from gpas_cli.store.schema import ProjectRow
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class _Owner:
+class _Owner(Frozen):
     """A project's run directories: their id ("" if they have none), and the host and folder that they are in."""
 
     id: str

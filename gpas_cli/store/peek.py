@@ -8,7 +8,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,6 +17,7 @@ from gpas_cli.files import overlapped
 from gpas_cli.project import Project
 from gpas_cli.store.records import ProjectRecord
 from gpas_cli.store.rundir import JOURNAL, Listing, look_in, read_record, stage_dir
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count
 
 HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
@@ -42,8 +42,7 @@ class Journal(NamedTuple):
     gone: float | None
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Frozen):
     """What the database knows of some stages: whether their journals have nothing new, and which of them have rows.
 
     listed: what `look_in` has returned for each stage, of all of them if `current`.

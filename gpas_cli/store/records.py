@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Self
 
 from gpas_cli.spec.cell import Cell
@@ -15,11 +15,10 @@ from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.structure import ABSENT, Record
+from gpas_cli.structure import ABSENT, Frozen, Record
 
 
-@dataclass(frozen=True)
-class Author:
+class Author(Frozen):
     """The process that started an attempt or made a submission; `id` is its `Submitter.id` or the submission."""
 
     id: str
@@ -27,8 +26,7 @@ class Author:
     pid: int
 
 
-@dataclass(frozen=True)
-class Trunk:
+class Trunk(Frozen):
     """The finished training from whose last checkpoint another one starts: its stage, its updates and its name."""
 
     key: str
@@ -36,8 +34,7 @@ class Trunk:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRecord(Record):
+class StageRecord(Record, kw_only=True):
     """One stage to be run: the part that attempt.json shares with the lines of elements.jsonl.
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
@@ -86,8 +83,7 @@ class StageRecord(Record):
         return cell_from(self.cell, Catalogue(schemes=schemes, stage_kinds=kinds))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElementRecord(StageRecord):
+class ElementRecord(StageRecord, kw_only=True):
     """One stage of an array element: a line of elements.jsonl is a list of them.
 
     `larger` names the resources of which a later attempt asks for more. `reduce` asks for half the micro-batch of the
@@ -101,16 +97,14 @@ class ElementRecord(StageRecord):
     again: str = field(default="", metadata=ABSENT)
 
 
-@dataclass(frozen=True)
-class Folders:
+class Folders(Frozen):
     """The project of a submission: the path of its experiments file, and its cache."""
 
     config: str
     cache: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmissionRecord(Record):
+class SubmissionRecord(Record, kw_only=True):
     """submission.json. `time` is just before sbatch; `keys` has the stage keys of each element. `failures`: after how
     many for the same reason the rest is held back."""
 
@@ -125,16 +119,14 @@ class SubmissionRecord(Record):
     failures: int = field(default=3, metadata=ABSENT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRecord(Record):
+class JobRecord(Record, kw_only=True):
     """job.json: the job id that sbatch printed, and when."""
 
     job: str
     time: float
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Frozen):
     """Why an attempt was made after attempt number `of` of the same job. `reduced`: its micro-batch was cut down."""
 
     of: int
@@ -142,8 +134,7 @@ class Retry:
     reduced: bool = True  # records of older versions have no other retries
 
 
-@dataclass(frozen=True)
-class SlurmPlace:
+class SlurmPlace(Frozen):
     """The array element that made an attempt. `port` is where several tasks meet, None for a single one."""
 
     submission: str
@@ -154,8 +145,7 @@ class SlurmPlace:
     port: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptRecord(StageRecord):
+class AttemptRecord(StageRecord, kw_only=True):
     """attempt.json: what to run, which process started it, and with which devices.
 
     `code` is the version of the code snapshot, `root` the folder that relative data paths start from. The number is
@@ -177,8 +167,7 @@ class AttemptRecord(StageRecord):
     number: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest(StageRecord):
+class BenchRequest(StageRecord, kw_only=True):
     """What the process that measures a cell reads. `processes`: how many share an update in the job. `profile`: whether
     it also profiles updates."""
 
@@ -188,8 +177,7 @@ class BenchRequest(StageRecord):
     profile: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExitRecord(Record):
+class ExitRecord(Record, kw_only=True):
     """exit.json: the exit code of an attempt's process, or the signal that ended it, and when that was seen.
 
     `node` is the node that could not run the job; `superseded`: another job runs the stage instead.
@@ -203,8 +191,7 @@ class ExitRecord(Record):
     superseded: bool = field(default=False, metadata=ABSENT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankExit(Record):
+class RankExit(Record, kw_only=True):
     """rankN.json: how the process of rank N ended by itself; `memory` is what shows that memory ran out."""
 
     code: int | None
@@ -214,8 +201,7 @@ class RankExit(Record):
     error: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessRecord(Record):
+class ProcessRecord(Record, kw_only=True):
     """process.json: the process of an attempt. `token` distinguishes it from a later process with the same id."""
 
     host: str
@@ -223,32 +209,28 @@ class ProcessRecord(Record):
     token: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProjectRecord(Record):
+class ProjectRecord(Record, kw_only=True):
     """.project.json in the run directories: the id of their project, and when it was given."""
 
     id: str
     created: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CancelRequest(Record):
+class CancelRequest(Record, kw_only=True):
     """cancel.json. `signalled`: the process of the attempt has had its signal already."""
 
     t: float
     signalled: bool | None = field(default=None, metadata=ABSENT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RerunRequest(Record):
+class RerunRequest(Record, kw_only=True):
     """rerun.json: attempts up to number `after` no longer decide whether the stage has a result."""
 
     t: float
     after: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forgetting(Record):
+class Forgetting(Record, kw_only=True):
     """forgotten.json in a forgotten attempt: when its result was retired, by which user, and why.
 
     `others` are the stages that build on this one and were forgotten with it.
@@ -260,8 +242,7 @@ class Forgetting(Record):
     others: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imported(Record):
+class Imported(Record, kw_only=True):
     """imported.json: the attempt was copied from another project by `user` at `t`.
 
     `project` is the id of that project, `runs` where its run directories were, `number` the attempt's number there.
@@ -274,8 +255,7 @@ class Imported(Record):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitterRecord(Record):
+class SubmitterRecord(Record, kw_only=True):
     """.submitters/ID.json: a process that runs cells. `boot`: the boot id of its kernel, "" if unknown."""
 
     id: str
@@ -285,23 +265,20 @@ class SubmitterRecord(Record):
     boot: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankFailure(Record):
+class RankFailure(Record, kw_only=True):
     """failed-N.json in an attempt: why the process of rank N, another than the first, failed."""
 
     rank: int
     cause: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElementFailure(Record):
+class ElementFailure(Record, kw_only=True):
     """failed-N.json in a submission: why element N failed, without the parts that differ between cells."""
 
     cause: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakerRecord(Record):
+class BreakerRecord(Record, kw_only=True):
     """breaker.json: the rest of a submission is held back, because so many `cells` failed for the same `cause`."""
 
     cause: str
@@ -309,8 +286,7 @@ class BreakerRecord(Record):
     t: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roster(Record):
+class Roster(Record, kw_only=True):
     """roster-*.json: the folders of the attempts whose processes all tasks of a job start; `over`: it is the last."""
 
     attempts: tuple[str, ...]

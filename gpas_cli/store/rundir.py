@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
 from gpas_cli.files import overlapped, parse_json, read_regular, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
-from gpas_cli.structure import Record, from_mapping, to_mapping
+from gpas_cli.structure import Frozen, Record, from_mapping, to_mapping
 
 _R = TypeVar("_R", bound=Record)
 Listing = tuple[list[str], frozenset[str]]  # what `look_in` returns
@@ -37,8 +37,7 @@ JOURNAL = "journal.jsonl"
 IMPORTED = "imported.json"  # where a copy of another project's attempt comes from
 
 
-@dataclass(frozen=True)
-class AttemptDir:
+class AttemptDir(Frozen):
     """The directory of an attempt. Only attempt.json always exists; the other files may be missing."""
 
     path: Path

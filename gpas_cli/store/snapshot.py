@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import gpas_cli
@@ -26,6 +25,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.extension import IN_WHEEL, folder_of
 from gpas_cli.files import digest_of
 from gpas_cli.project import packaged
+from gpas_cli.structure import Frozen
 from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"
@@ -34,8 +34,7 @@ _DATA = "papers"  # what papers declare and have published is no code: with a co
 _TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Frozen):
     """A copy of the code. `path` is put on PYTHONPATH; `git` is {commit, dirty} of the checkout it came from, or {}."""
 
     code: str

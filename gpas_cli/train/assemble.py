@@ -9,7 +9,7 @@ The batch of an update, and so the result, does not depend on the rows of a micr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, fitting_rows, flops_per_token, most_rows
 from gpas_cli.spec.run import Resources
+from gpas_cli.structure import Frozen
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import worth_compiling
@@ -38,8 +39,7 @@ def _called(words: str) -> Any:
     return field(metadata={"words": words})
 
 
-@dataclass(frozen=True)
-class Rounding:
+class Rounding(Frozen):
     """What decides how a training rounds; all its processes have the same.
 
     `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: how many a CPU
@@ -200,8 +200,7 @@ def settle_matmul(cell: Cell, loop: Loop) -> MatmulChoice | None:
     return choice
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
+class TrainedNetwork(Frozen):
     """A trained network on its device, the precision of its training, and the progress of that training."""
 
     network: Llama

@@ -7,7 +7,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, state_bytes, whole_flops_per_token
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.run import Resources
+from gpas_cli.structure import Frozen
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
@@ -67,8 +68,7 @@ class SyntheticBatches:
         return lengths
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(Frozen):
     """The measured cost of a cell's updates on this machine.
 
     Seconds are medians; tokens exclude padding and are those of the process; `peak_memory` is in bytes, of the GPU if

@@ -36,6 +36,7 @@ from gpas_cli.files import fsync, open_regular, parse_json, read_regular, replac
 from gpas_cli.model.dtensors import copy_of, first_row, is_shard, local
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
+from gpas_cli.structure import Frozen
 from gpas_cli.train.optim import zeros
 from gpas_cli.train.parallel import ALONE, World
 
@@ -48,8 +49,7 @@ class DamagedCheckpoint(Exception):
     """A checkpoint that is torn, altered, of another format, or belongs to another stage."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Frozen):
     """The contents of a checkpoint: facts of the run, sha256 of each file, and where each tensor is stored."""
 
     facts: Mapping[str, Any]
@@ -238,8 +238,7 @@ def _digest_of(content: Mapping[str, Any]) -> str:
 _NETWORK = "network/"
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(Frozen):
     """The progress of a run, and what a resumed run needs to round exactly as an uninterrupted one.
 
     `step`: updates done, of `steps` (0 in checkpoints that do not record it); `tokens`: target tokens seen; `seconds`:

@@ -11,8 +11,6 @@ not copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from gpas_cli.data.loader import permutation
@@ -20,10 +18,10 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, LayerSchedule
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class DepthTraining:
+class DepthTraining(Frozen):
     """The layers of every update of one training, and what becomes of the others."""
 
     schedule: LayerSchedule
@@ -84,8 +82,7 @@ def freeze_gates(network: Llama) -> None:
         gate.alpha.requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class LayerSelection:
+class LayerSelection(Frozen):
     """The layers that train in each update of a network with `layers` layers: LISA (Pan et al. 2024).
 
     LISA trains the embedding, the final norm and the head in every update, and `count` layers, drawn uniformly and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.optim import Optim
+from gpas_cli.structure import Frozen
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import LayerSelection, freeze_gates
@@ -116,8 +117,7 @@ def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: Ma
     )
 
 
-@dataclass(frozen=True)
-class _FinetuneEvaluator(Evaluator):
+class _FinetuneEvaluator(Frozen, Evaluator):
     """Evaluates a finetuning on the validation text of the pretraining, and on held-out examples if there are any."""
 
     cell: Cell

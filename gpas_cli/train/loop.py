@@ -26,6 +26,7 @@ from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.run import SHARDED
+from gpas_cli.structure import Frozen
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -49,8 +50,7 @@ _DIGITS = 7  # significant ones in the journal: float32 has no more
 _SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs to, and its index in each
 
 
-@dataclass(frozen=True)
-class _LayerStatistics:
+class _LayerStatistics(Frozen):
     """Numbers on the device, shape (n,), and the series and index of each, or of as many as `sizes` says.
 
     Norms with the same index are combined as norms of the parts of one vector. An effective rank has the numbers of a
@@ -74,8 +74,7 @@ class _LayerStatistics:
         return {name: [_rounded(at.get(i)) for i in range(max(at) + 1)] for name, at in found.items()}
 
 
-@dataclass(frozen=True)
-class GradientNorms:
+class GradientNorms(Frozen):
     """Where an update's gradients are not finite, on the device.
 
     `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
@@ -96,8 +95,7 @@ class GradientNorms:
         return held[first] if first < len(held) else ""
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Frozen):
     """The result of one update. Its tensors stay on the device until the observer fetches them.
 
     `loss_scale`: None in precisions without one. `skipped`: the weights are unchanged, because the gradients were not

@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from gpas_cli.model.packing import Packing
 from gpas_cli.model.ragged import has_ragged
 from gpas_cli.spec.cost import GPU_LOGITS
 from gpas_cli.spec.depth import ActiveLayers
+from gpas_cli.structure import Frozen
 from gpas_cli.train.precision import Precision
 
 
@@ -123,8 +124,7 @@ _CHUNK_LOGITS = 2**24
 _TILE = 256  # rows of a chunk: whole tiles of a GPU's products of matrices
 
 
-@dataclass(frozen=True)
-class DeviceRows:
+class DeviceRows(Frozen):
     """Rows of a batch on their device.
 
     `inputs` and `targets` are (rows, time) without a packing, else (1, n): positions that no target depends on are left

@@ -34,6 +34,7 @@ from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token
 from gpas_cli.spec.run import Monitoring
+from gpas_cli.structure import Frozen
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
 from gpas_cli.train.parallel import ALONE, World
@@ -43,8 +44,7 @@ _TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a nor
 _TINY = 1e-30
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(Frozen):
     """The update at which a training was found to have diverged, and the reason.
 
     `finite`: whether its loss and gradient are. `parameter`: the first one whose gradient is not, "" if none is known.

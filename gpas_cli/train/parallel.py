@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
 from gpas_cli.spec.run import SHARDED, Resources
+from gpas_cli.structure import Frozen
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.precision import Precision
 
@@ -43,8 +44,7 @@ _REQUESTS = (None, "interrupted", "cancelled")  # by rising priority
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class World:
+class World(Frozen):
     """Process `rank` of `size`, number `local_rank` on its machine.
 
     All methods are collective: every process calls them, in the same order. A world of one process needs no
@@ -246,8 +246,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 _NORMS = (RMSNorm, LayerNorm, DyT)
 
 
-@dataclass(frozen=True)
-class ParallelLayout:
+class ParallelLayout(Frozen):
     """How a network is distributed.
 
     `strategy`: none (one process), ddp, fsdp or hsdp, over `nodes`. `recompute`: activations inside a layer are

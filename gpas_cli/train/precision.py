@@ -4,18 +4,17 @@ result is float32."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Size
+from gpas_cli.structure import Frozen
 
 _GOOD_UPDATES = 2000  # with finite gradients, after which the scale of the loss is doubled
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(Frozen):
     """`fp32`; `bf16` and `fp16`: autocast, with weights and optimizer state in float32; `bf16_stream`: `bf16` with the
     residual stream in bfloat16, too; `pure_bf16`: everything in bfloat16, the loss included, as in the reference.
 
@@ -50,8 +49,7 @@ class Precision:
         return self.autocast or dtype
 
 
-@dataclass(frozen=True)
-class LossScale:
+class LossScale(Frozen):
     """What the loss is multiplied by, and its gradients are divided by, in an update; `good`: the updates with finite
     gradients since it last changed.
 
@@ -75,8 +73,7 @@ TOLERANCE = 2e-6
 _WIDE = 512  # features; narrower networks spend more time in attention
 
 
-@dataclass(frozen=True)
-class MatmulChoice:
+class MatmulChoice(Frozen):
     """The float32 product of a run."""
 
     path: str  # the value of `torch.set_float32_matmul_precision`

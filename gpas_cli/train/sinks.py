@@ -10,13 +10,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Skipped, Spike, Step, Warned, fields_of
 from gpas_cli.spec.run import Monitoring
+from gpas_cli.structure import Frozen
 
 _CLOSE_SECONDS = 30.0  # time limit for closing a sink
 _PREFIXES = {Step: "train", Evaluation: "eval"}  # of the names of an event's numbers
@@ -34,8 +34,7 @@ class _Sink(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Frozen):
     """How a run is identified in a sink. `folder`: its run directory; `cell`: its resolved configuration."""
 
     grid: str

@@ -26,6 +26,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import NOT_FINITE
+from gpas_cli.structure import Frozen
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, changes, leave, settle_matmul
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position, Writing, load_gates
@@ -41,8 +42,7 @@ _IN_BACKGROUND = ("cuda",)  # devices whose trainings write checkpoints while up
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
 
 
-@dataclass(frozen=True)
-class TrunkStart:
+class TrunkStart(Frozen):
     """Another training whose updates are the first of this one. `key`: its stage; `checkpoints`: their folder.
     `events`: returns what it recorded up to an update.
     """
@@ -52,8 +52,7 @@ class TrunkStart:
     events: Callable[[int], Iterable[Event]]
 
 
-@dataclass(frozen=True)
-class RunPaths:
+class RunPaths(Frozen):
     """Where a run reads and writes.
 
     `checkpoints`: the folder of its own checkpoints; `earlier`: those of earlier attempts; `cache`: the token cache;
@@ -69,8 +68,7 @@ class RunPaths:
     trunk: TrunkStart | None = None
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(Frozen):
     """How this process trains, none of which is part of a key. All processes stop once `stop` of any returns an
     outcome."""
 
@@ -97,8 +95,7 @@ class Evaluator(ABC):
         return {}
 
 
-@dataclass(frozen=True)
-class TrainingInputs:
+class TrainingInputs(Frozen):
     """The inputs of a training.
 
     recipe: the cell whose network, `optim`, length of rows, dropout, precision and seed the updates have; its other
@@ -437,8 +434,7 @@ def record_verified(text: ValidationText | None, emit: Emit) -> None:
         emit(Verified(split, shards))
 
 
-@dataclass(frozen=True)
-class _TextEvaluator(Evaluator):
+class _TextEvaluator(Frozen, Evaluator):
     """Evaluates a pretraining on the validation text of its corpus."""
 
     cell: Cell

@@ -22,7 +22,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -32,14 +31,14 @@ from gpas_cli.state.attempt import JobExit, outcome
 from gpas_cli.store.journal import Journal, raw_tail
 from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record
+from gpas_cli.structure import Frozen
 
 RENDEZVOUS = "GPAS_RENDEZVOUS"
 GPUS = "GPAS_GPUS"  # how many GPUs the job has, where its scheduler gives it another number than its resources name
 PORTS = range(15000, 32000)  # ports for rendezvous, below the ephemeral ports of Linux
 
 
-@dataclass(frozen=True)
-class RankEnv:
+class RankEnv(Frozen):
     """Process `rank` of `size`, and `local_rank` on its machine.
 
     `meeting` is the init method by which the processes find each other in torch, "" for a single process.

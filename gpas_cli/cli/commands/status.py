@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,7 +43,7 @@ from gpas_cli.cli.views.states import (
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import counted
 from gpas_cli.state.status import ALIVE, CellStatus, by_run
-from gpas_cli.structure import Document, DocumentJson, StateJson
+from gpas_cli.structure import Document, DocumentJson, Frozen, StateJson
 from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list
@@ -248,8 +248,7 @@ def _show_undeclared(view: View, as_json: bool) -> None:
         say("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
 
 
-@dataclass(frozen=True)
-class View:
+class View(Frozen):
     """What to show of the observed cells: those in `states`, sorted by `sort`, at most `limit`; by default all, in
     declared order.
 

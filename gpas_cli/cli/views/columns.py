@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
 
@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from gpas_cli.structure import Frozen
 from gpas_cli.words import printable
 
 Cell = str | tuple[str, str]  # text; or text and its style
@@ -29,8 +30,7 @@ _GOOD_LAST = 40  # columns are dropped until the last is this wide
 _BOLD = Style(bold=True)
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(Frozen):
     """Rows under dim headers, with `title` above. Columns named in `right` are aligned right.
 
     Where a terminal is too narrow, columns in `droppable` are left out, in that order; then there is less padding; then

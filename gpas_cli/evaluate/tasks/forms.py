@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.data.questions import Question
 from gpas_cli.spec.downstream import SQUAD
+from gpas_cli.structure import Frozen
 
 Doc = Mapping[str, Any]
 PROMPT_VERSION = "0.4.13"
@@ -26,8 +26,7 @@ class FormError(ValueError):
     """A document does not have the form of its task."""
 
 
-@dataclass(frozen=True)
-class SpanQuestion:
+class SpanQuestion(Frozen):
     """A question about a passage, and the answers that people gave, which are parts of it."""
 
     question: str
@@ -35,8 +34,7 @@ class SpanQuestion:
     answers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Prompted:
+class Prompted(Frozen):
     """A question whose answer the network generates: the text before the answer, and the answers that count as right.
 
     The first answer is the one that a solved example shows.
@@ -51,8 +49,7 @@ class Prompted:
         return f"{self.prompt} {self.answers[0]}\n\n"
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(Frozen):
     """How a document becomes a question. `fields` describes the document in messages."""
 
     fields: str

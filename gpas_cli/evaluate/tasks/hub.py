@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from gpas_cli.errors import DataError
 from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import Prompted, form_of
 from gpas_cli.spec.downstream import MOST_EXAMPLES, SQUAD
+from gpas_cli.structure import Frozen
 
 _Row = TypeVar("_Row")
 _Questions = Iterator[dict[str, Any]]
@@ -27,8 +27,7 @@ _SEED = 1234  # as in lm-evaluation-harness
 _ENGLISH = "english-"  # begins the ids of English questions in TyDi QA
 
 
-@dataclass(frozen=True)
-class HubTask:
+class HubTask(Frozen):
     """One of the data sets of the hub, or of its cache. Raises TaskUnavailable where they are read."""
 
     name: str
@@ -124,8 +123,7 @@ def _quac_file(document: Mapping[str, Any]) -> _Questions:
         yield from _turns(paragraph["context"], [one["question"] for one in asked], first, texts)
 
 
-@dataclass(frozen=True)
-class _DataSet:
+class _DataSet(Frozen):
     """Where the hub has a data set, and the authors' file with its validation questions. Some have no fixed revision:
     the digest of their questions, which is recorded with each score, tells versions apart.
 

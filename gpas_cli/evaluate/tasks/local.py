@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,14 @@ from gpas_cli.spec.downstream import (
     is_local,
     local_file,
 )
+from gpas_cli.structure import Frozen
 
 _MOST_PROBLEMS = 5  # of one file, in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _EXAMPLE = "example"  # true in the solved examples of a file, which stand before the questions
 
 
-@dataclass(frozen=True)
-class LocalTask:
+class LocalTask(Frozen):
     """The task `name`, NAME@DIGEST, in the file `path`."""
 
     name: str
@@ -115,8 +114,7 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Frozen):
     """A task that was imported: its name NAME@DIGEST, its file, and its number of questions."""
 
     name: str
@@ -180,8 +178,7 @@ _LETTERS = 3  # of a name that are in the prompt, and at least as many that are 
 _RECIPE = "1"  # increased when the same text gives other questions
 
 
-@dataclass(frozen=True)
-class EmbeddedTask:
+class EmbeddedTask(Frozen):
     """Questions of one kind (`indent` or `bracket`) about held-out source files.
 
     The text depends on the Python version, so `version` ends in a digest of it.
@@ -203,8 +200,7 @@ class EmbeddedTask:
         return [question for row in zip(*(mine[:each] for mine in by_place), strict=False) for question in row]
 
 
-@dataclass(frozen=True)
-class RecallTask:
+class RecallTask(Frozen):
     """Names in held-out source files that the network completes: the first letters are there, and the whole name
     occurs in the lines before."""
 

@@ -24,6 +24,7 @@ from gpas_cli.project import Project
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
 from gpas_cli.statistics.stats import aggregate, unit
+from gpas_cli.structure import Frozen
 
 _LOCK_NAME = "added-seeds.lock"  # in the run directories; held while the file of added seeds is written
 _SIMULATIONS = 1000  # of further seeds, for the chance of a decision
@@ -32,8 +33,7 @@ _NEAR = 0.5  # of the best part's chance per hour: parts above are run in the sa
 _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide by zero
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Frozen):
     """A part that is undecided, and the seeds that it would get next.
 
     at: the positions of the claim and of the part. chances: the probability of a decision after 1, 2, ... further

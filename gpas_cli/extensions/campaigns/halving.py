@@ -14,13 +14,13 @@ from gpas_cli.errors import GpasError
 from gpas_cli.extensions.campaigns.companions import family_of
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.spec.parse import flat
+from gpas_cli.structure import Frozen
 
 _MANY = 6  # values, from which on there is a round between the first and the last
 _MOST_BEYOND = 4  # trials for each method, in addition to those of the rounds
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Frozen):
     """A value in a training of 1/`share` of the updates: its validation perplexity, infinite if it diverged."""
 
     value: float

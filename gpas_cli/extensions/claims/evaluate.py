@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import correlation, stdev
 
 from gpas_cli.extensions.claims.checks import state_metric
@@ -44,6 +44,7 @@ from gpas_cli.report.tables.table_place import remedy
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, paired, same, two_sided_p
+from gpas_cli.structure import Frozen
 
 _LEVEL = 0.95
 _ALPHA = 0.05
@@ -251,8 +252,7 @@ SIGN = "sign"
 _LEAST = 1e-16  # of 1 - r^2, which rounding may make 0 or less
 
 
-@dataclass(frozen=True)
-class _Assessed:
+class _Assessed(Frozen):
     """A test by name, two-sided p values for lying inside and outside the bounds (None without a test), the mean effect
     and its interval. `inside` and `outside` are at most 1 together with what speaks against them."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, linear_regression
 
@@ -27,14 +27,14 @@ from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.arrivals import Arrival
 from gpas_cli.statistics.power_law import fit, fit_offset
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 _EARLY_SHARE = 0.2  # of the updates
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Frozen):
     """The number of one entry; None with the reason in `status.state`. A diverged run is worse than any number.
 
     others: the numbers among which it is the best, where the best of several cells counts.
@@ -181,8 +181,7 @@ def slope(points: Sequence[tuple[float, float]], scale: float = 0.0) -> float | 
 _GroupKey = tuple[Label | None, ...]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Frozen):
     """One seed: the numbers of the subject and, unless values are compared, of its base.
 
     With `across`, these are the numbers at the first label, and `other` has the numbers at the second. `effect` is None
@@ -203,8 +202,7 @@ class Pair:
         return [one for own in (self.own, self.base) if own is not None for one in (own, *own.others)] + inner
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Frozen):
     """The pairs of one combination of the axes `by`. `unpaired` are subjects without a declared base."""
 
     labels: Mapping[str, Label | None]

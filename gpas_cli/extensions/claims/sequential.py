@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.statistics.stats import ROUNDING, aggregate, holm, unit
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +47,7 @@ UNDECIDED = "undecided"
 EFFECT_SCALE = 2.0  # standard deviations; chosen for effects of 1 to 3 of them and about eight seeds
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Frozen):
     """What `n` finite effects say about the claim that their mean lies in an open interval.
 
     inside, outside: e-values, the factors by which the effects speak for a mean inside and beyond the bounds; at most

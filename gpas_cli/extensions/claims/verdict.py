@@ -9,7 +9,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -20,15 +20,14 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.statistics.stats import holm
-from gpas_cli.structure import Document, DocumentJson, Number
+from gpas_cli.structure import Document, DocumentJson, Frozen, Number
 from gpas_cli.words import count
 
 WORDS = (SUPPORTED, CONTRADICTED, UNDECIDED)
 _LARGEST_LOG = math.log(sys.float_info.max)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Frozen):
     """One comparison at one combination of labels.
 
     effect, interval: the mean over seeds and its 95 % interval, in units of the value; of ratios, the geometric mean.
@@ -142,8 +141,7 @@ class Part:
         return sum(one.diverged for pair in self.pairs for one in pair.measured)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Frozen):
     """The verdict on a claim. `missing`: runs without the number; `command` runs them, or further seeds."""
 
     claim: Claim
@@ -314,8 +312,7 @@ SEQUENTIAL = "sequential"  # the name of the test
 _CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
 
 
-@dataclass(frozen=True)
-class PartEvidence:
+class PartEvidence(Frozen):
     """The evidence on one part of a claim.
 
     seeds: the seeds that are used, in order. pending: later seeds of the grid, in order. effects: one for each of
@@ -358,8 +355,7 @@ class PartEvidence:
         ]
 
 
-@dataclass(frozen=True)
-class ClaimEvidence:
+class ClaimEvidence(Frozen):
     """The sequential verdict on a claim, and the evidence on its parts. `reason` is why there is none."""
 
     claim: Claim

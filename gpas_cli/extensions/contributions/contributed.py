@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ _UNREADABLE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contribution(Record):
+class Contribution(Record, kw_only=True):
     """contribution.json: `name` has trained the cell with this key, called `cell` there, on this hardware.
 
     `hardware`, `code` and `commit` are what the journal of its first stage says. `deviations` are the settings in which

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from itertools import pairwise
 from statistics import fmean
@@ -25,7 +25,7 @@ from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import BINS, BINS_END
 from gpas_cli.statistics.stats import Aggregate, aggregate
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 from gpas_cli.words import one_line
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ _NAMED_METHOD = "method"  # the label of curves whose method has a title
 PART = "part"  # the label of curves of a part of the network: W_q
 
 
-@dataclass(frozen=True)
-class CellCurve:
+class CellCurve(Frozen):
     """The curve of one cell: finite points (x, y) in order of x, points marked as spikes, and the final norm's value.
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
@@ -79,8 +78,7 @@ class CellCurve:
         return {**own, **({_NAMED_METHOD: self.method} if self.method else {}), **dict(self.variant)}
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Frozen):
     """The runs of one method. `labels` are the ones that they share.
 
     If colours represent numbers of the axis `shaded`, `method` is the title without the number.
@@ -243,8 +241,7 @@ def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
 _ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Frozen):
     """What is drawn of a quantity.
 
     at: the updates at which a quantity by layer is drawn; () for the last recorded one. planned: the number of updates

@@ -27,7 +27,6 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -54,7 +53,7 @@ from gpas_cli.store import peek
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, stage_dir
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
-from gpas_cli.structure import from_mapping, to_mapping
+from gpas_cli.structure import Frozen, from_mapping, to_mapping
 from gpas_cli.words import count
 
 _README = Path(__file__).parent / "assets" / "archive.md"
@@ -66,8 +65,7 @@ _CODE = re.compile(r"[0-9a-f]{16}")
 Member = Path | bytes  # a file of the project, or content
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(Frozen):
     """An archive of tables."""
 
     path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +18,13 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.spec.stage import TRAINING_PARTS
+from gpas_cli.structure import Frozen
 from gpas_cli.words import one_line
 
 _CARD = Path(__file__).parent / "assets" / "card.md"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingOrigin:
+class TrainingOrigin(Frozen, kw_only=True):
     """What is recorded about the weights: the cell's name, and the version of the code and the git commit of the last
     training."""
 
@@ -35,8 +35,7 @@ class TrainingOrigin:
     text: TextFacts = field(default_factory=TextFacts)  # the journalled facts about the text of the last training
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Frozen, kw_only=True):
     """The exported network compared with the cell's, both in float32.
 
     The errors are max |difference| / max |logit|; None without held-out text, or if the network is exported unchanged.
@@ -50,8 +49,7 @@ class Comparison:
     exported_perplexity: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportReport:
+class ExportReport(Frozen, kw_only=True):
     """What was written, of a network after `step` of `steps` updates."""
 
     form: Annotated[str, ("llama", "bundled")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family, Model
 from gpas_cli.spec.parse import plain
+from gpas_cli.structure import Frozen
 from gpas_cli.train.assemble import load_trained, micro_batch_rows
 from gpas_cli.train.checkpoint import DamagedCheckpoint
 from gpas_cli.train.device import suitable_threads
@@ -34,8 +35,7 @@ _HELD_OUT_TOKENS = 4096
 _RANDOM_ROWS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Frozen, kw_only=True):
     """How a cell's trained network is exported to `folder`.
 
     cache, root: of the project. origin: what is recorded about the training. notify: is called before what takes time.

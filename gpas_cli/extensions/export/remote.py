@@ -10,7 +10,7 @@ imports it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
@@ -24,12 +24,12 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
+from gpas_cli.structure import Frozen
 
 _ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
 
 
-@dataclass(frozen=True)
-class _FixedWiring:
+class _FixedWiring(Frozen):
     """A scheme given by the wiring of every layer, first layer first, instead of by a rule."""
 
     layers: tuple[Wiring, ...]
@@ -80,8 +80,7 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
         return model
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CachedPositions(Positions):
+class _CachedPositions(Positions, kw_only=True):
     """The positions of new tokens after those in a cache.
 
     `slots`, (new,), int64: their positions in the cache. `real`, (batch, all), bool: false at padding; None if there is

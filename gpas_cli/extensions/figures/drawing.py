@@ -1,7 +1,7 @@
 """What the commands that draw share, such as where they put their figures: files, the terminal, JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +16,12 @@ from gpas_cli.extensions.figures.terminal_plot import Plot
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.labels import has_labels
-from gpas_cli.structure import FLAT, DocumentJson
+from gpas_cli.structure import FLAT, DocumentJson, Frozen
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
+class Output(Frozen, kw_only=True):
     """Where figures go and how they look. As text in the terminal or as JSON, they are written to files only if `out`
     names them.
     """

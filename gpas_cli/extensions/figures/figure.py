@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from gpas_cli.errors import GpasError
@@ -17,7 +17,7 @@ from gpas_cli.report.labels import objective_title
 from gpas_cli.report.quantities import Points
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, Aggregate, better
-from gpas_cli.structure import FLAT, HIDDEN, Document
+from gpas_cli.structure import FLAT, HIDDEN, Document, Frozen
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
@@ -64,8 +64,7 @@ class _SeriesJson(Document):
     runs: Sequence[_DrawnRunJson]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Frozen):
     """A line that no run has recorded: a bound, published numbers, a fitted law."""
 
     title: str
@@ -78,8 +77,7 @@ class Line:
     in_legend: bool = True
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Frozen):
     """One plot: its axes, and what is drawn in it."""
 
     title: str

@@ -17,7 +17,7 @@ layers.
 
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table_place import remedy
 from gpas_cli.spec.model import SIZES
 from gpas_cli.state.status import RETRIED
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 from gpas_cli.words import listed
 
 _SHAPES = Path(__file__).with_name("shapes.yaml")
@@ -50,8 +50,7 @@ _Labels = tuple[tuple[str, Label], ...]
 _Bounds = Callable[["Entry"], Sequence[float]]
 
 
-@dataclass(frozen=True)
-class FigureSpec:
+class FigureSpec(Frozen):
     """A figure as declared. `name`: gpas-3a. `paper`: its title in a sentence. The rest as in the module's text."""
 
     name: str
@@ -85,8 +84,7 @@ class FigureSpec:
         )
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Frozen):
     """A figure and the cells to draw it from. `problem`: why there are none, "" if there are."""
 
     spec: FigureSpec
@@ -106,8 +104,7 @@ class Request:
         return f"{'toy size' if toy else 'size'}: {listed(sizes, _SHOWN)}, grid {self.grid}"
 
 
-@dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(Frozen):
     """A figure of a paper, as data. Without any panel, `problem` is why."""
 
     name: str

@@ -8,7 +8,6 @@ that a value spans by first layer; all maps share their colours.
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extensions.curves.series import Series
 from gpas_cli.extensions.figures.figure import Figure, Line, is_log, layer_axis, log_axis, log_ticks, readable
 from gpas_cli.files import replace_file
+from gpas_cli.structure import Frozen
 
 _FORMATS = (".pdf", ".svg", ".png")
 _PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
@@ -75,8 +75,7 @@ _MOST_TICKS = 8  # on the axis of layers
 _MOST_UPDATES = 4  # with a number below a map
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(Frozen):
     """What one file shows: panels, with a title above all of them."""
 
     panels: tuple[Figure, ...]
@@ -324,8 +323,7 @@ def _draw_final_norm(axes: Any, figure: Figure) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Labelled:
+class _Labelled(Frozen):
     """A drawn panel: its part of the canvas, and the titles and artists of its legend."""
 
     part: Any

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from gpas_cli.extensions.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.report.quantities import Points
+from gpas_cli.structure import Frozen
 from gpas_cli.words import printable
 
 _PLOT_LINES = 18  # without axes and legend
@@ -28,8 +28,7 @@ _KEYS_ON_CURVE = 4  # times that a curve has its key
 _COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), None, (86, 180, 233), None)
 
 
-@dataclass(frozen=True)
-class _Curve:
+class _Curve(Frozen):
     """A line of the plot: its title, its points in the plot's coordinates and its look."""
 
     title: str
@@ -38,8 +37,7 @@ class _Curve:
     joined: bool
 
 
-@dataclass(frozen=True)
-class Plot:
+class Plot(Frozen):
     """A plot as wide as the console."""
 
     figure: Figure
@@ -58,8 +56,7 @@ class Plot:
             yield Text(printable(figure.note), "dim")
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(Frozen):
     """The plot's limits, on linear or logarithmic scales, its size in characters and its ticks."""
 
     figure: Figure

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.extensions.glue.stage import HUB, REVISION, TASKS, TRAIN, Glue, Task
+from gpas_cli.structure import Frozen
 
 _SETTING = "glue.data"
 _FEWEST, _MOST = 4, 12  # words of a line of the embedded tasks
@@ -39,8 +39,7 @@ class _Example(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class LabelledRows:
+class LabelledRows(Frozen):
     """Tokenised examples. fingerprint: a digest of tokens and labels. cut: how many are longer than a row."""
 
     ids: Sequence[Ids]
@@ -64,8 +63,7 @@ class LabelledRows:
         return Batch(inputs, targets, sizes)
 
 
-@dataclass(frozen=True)
-class TaskRows:
+class TaskRows(Frozen):
     """The rows of a task: for training, and for each score."""
 
     task: Task

@@ -30,6 +30,7 @@ from gpas_cli.extensions.glue.stage import Glue
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import recorded_events
+from gpas_cli.structure import Frozen
 from gpas_cli.train.finetune import start_from, with_recipe
 from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows
@@ -45,8 +46,7 @@ _DIGITS = 12  # of a fingerprint
 _NEVER = 100_000_000
 
 
-@dataclass(frozen=True)
-class _Training:
+class _Training(Frozen):
     """One task at one learning rate. first: the updates of the trainings before it, of `total` in all."""
 
     rows: TaskRows

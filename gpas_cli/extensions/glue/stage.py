@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
@@ -14,6 +14,7 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.section import Input, Section, Tiny
 from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.structure import Frozen
 
 HUB = "nyu-mll/glue"
 REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
@@ -22,8 +23,7 @@ _ACCURACY, _RATE = "glue_accuracy", "glue_lr"  # the metrics that are reported f
 TRAIN = "train"
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Frozen):
     """A task of classification.
 
     texts: the columns of one or two texts. labels: the names of the labels 0, 1, ... examples, evaluated, tokens: those
@@ -74,8 +74,7 @@ def _task_problem(name: str) -> str:
     return "" if name in TASKS else f"unknown task '{name}'; {nearest(name, TASKS)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Glue(Section):
+class Glue(Frozen, Section, kw_only=True):
     """Finetuning on each of `tasks` with a new linear head on the first token, at each of the learning rates `lr`; the
     rate with the best accuracy on the validation split counts (RaPTr, appendix B.1). All parameters but gates train.
 

@@ -5,7 +5,7 @@ each method gets there.
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from gpas_cli.extensions.curves.series import CellCurve, Series, make_series
@@ -15,13 +15,13 @@ from gpas_cli.report.convergence import Losses, smooth_losses, with_convergence
 from gpas_cli.report.labels import has_labels
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.statistics.arrivals import Arrival, median, median_interval
+from gpas_cli.structure import Frozen
 
 _AXIS = "smoothed training loss (nats per token)"
 _FROM = 0.2  # of the updates: before, the loss falls so much that no difference can be seen
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(Frozen):
     """How soon a method reaches the final training loss of its base, run by run."""
 
     base: str

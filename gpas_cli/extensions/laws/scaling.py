@@ -6,7 +6,6 @@ Along the papers' sizes, tokens grow with parameters: these are laws of a family
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from gpas_cli.extensions.figures.figure import Figure, Line
@@ -20,6 +19,7 @@ from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.power_law import LEAST_POINTS, PowerLaw, fit
 from gpas_cli.statistics.stats import aggregate
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count, grouped
 
 _OURS = "ours"
@@ -31,8 +31,7 @@ _AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
 _LENGTHS = (("tokens", "training tokens D"),)  # of cells that have one size
 
 
-@dataclass(frozen=True)
-class _Point:
+class _Point(Frozen):
     """The loss of one method at one size and length, in nats per token: the mean over the seeds."""
 
     method: str
@@ -45,8 +44,7 @@ class _Point:
     loss: float
 
 
-@dataclass(frozen=True)
-class Law:
+class Law(Frozen):
     """The power law of one method over one of AXES or LENGTHS, None if there are too few sizes or lengths."""
 
     source: Annotated[str, "ours, or the source of the published numbers"]
@@ -64,8 +62,7 @@ class Law:
         return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'point')}"
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(Frozen):
     """The panels of a scaling figure, its laws, and the ids of cells without a result."""
 
     panels: tuple[Figure, ...]

@@ -23,6 +23,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.foreign import ForeignNetwork
 from gpas_cli.extensions.layers.stage import SUBLAYERS
 from gpas_cli.model.llama import Llama
+from gpas_cli.structure import Frozen
 
 _KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
 _ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
@@ -32,8 +33,7 @@ Forward = Callable[..., Any]
 _Call = tuple[nn.Module, tuple[Any, ...], Tensor]  # of a module: its inputs and its result
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(Frozen):
     """What is left out: `count` blocks from block `first` = 1, 2, ... on, or their sub-layers `part` alone. Nothing if
     `first` is 0. `how` says why these blocks: "last" and "closest" are groups of several sizes."""
 
@@ -56,8 +56,7 @@ class Removed:
 WHOLE = Removed()
 
 
-@dataclass(frozen=True)
-class _Sublayer:
+class _Sublayer(Frozen):
     """A sub-layer: `module` returns what is added to the stream. Without it, a method of each owner in `left_out` is
     replaced: (owner, name of the method, the function of `_replaced` in its place)."""
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -56,6 +55,7 @@ from gpas_cli.extensions.layers.stage import Importance
 from gpas_cli.model.llama import LanguageModel, Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.objective import Masked
+from gpas_cli.structure import Frozen
 from gpas_cli.train.assemble import TrainedNetwork, micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
@@ -68,8 +68,7 @@ _NORMS = "stream_norm"
 _TOKENS = 4096  # the most tokens of each process whose outputs are compared
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Frozen, kw_only=True):
     """The network whose layers are removed, and the text on which its loss is measured.
 
     network: one without a head for the next token has no loss. name: its name in events. step: the update after

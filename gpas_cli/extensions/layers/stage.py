@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem
@@ -21,6 +20,7 @@ from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.section import Section, Tiny
 from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.structure import Frozen
 
 SUBLAYERS = ("attention", "feed_forward")  # of a layer, in order
 
@@ -29,8 +29,7 @@ def _optional_text(name: str) -> str:
     return text_problem(name) if name else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Importance(LocalAmounts):
+class Importance(Frozen, LocalAmounts, kw_only=True):
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
@@ -98,8 +97,7 @@ def _text_problems(text: str, cell: CellParts) -> Iterator[Problem]:
         yield Problem(("text",), "is for networks that were not trained here; cells have their own validation text")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerStatistics(Section):
+class LayerStatistics(Frozen, Section, kw_only=True):
     """Statistics of the layers of the trained network, and of the outputs of sub-layers also at the beginning of the
     training, over `eval_tokens` tokens of validation text.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.evaluate.tasks.forms import SpanQuestion
 from gpas_cli.events import Score
 from gpas_cli.spec.downstream import DIGEST_DIGITS
+from gpas_cli.structure import Frozen
 
 _WINDOW = 384  # tokens of question and passage together
 _STRIDE = 128  # tokens of the passage by which a window is later than the one before
@@ -30,8 +30,7 @@ _ANSWER_TOKENS = 30
 _RECIPE = "1"  # part of the version; increased when the same documents get other scores
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(Frozen):
     """A part of a passage with its question. place: the question's place among all. offsets: of each token in the
     passage, None outside of it."""
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.parse import plain, setting
 from gpas_cli.spec.section import Input
+from gpas_cli.structure import Frozen
 from gpas_cli.words import abbreviated
 
 WEIGHTS = (".safetensors", ".bin")
@@ -52,8 +53,7 @@ def _fault(pattern: re.Pattern[str], what: str) -> Any:
     return lambda text: "" if not text or pattern.fullmatch(text) else f"'{text}' is not {what}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PinnedNetwork:
+class PinnedNetwork(Frozen, kw_only=True):
     """A network that was not trained here, a `spec.section.Network`.
 
     hf, revision: a repository of the hub and the commit. path, sha256: a folder, relative to experiments.yaml, and the

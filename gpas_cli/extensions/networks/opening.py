@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,6 +23,7 @@ from gpas_cli.events import Phase
 from gpas_cli.extensions.networks.network import OTHERS, WEIGHTS, PinnedNetwork, digests, pin_of, unusable
 from gpas_cli.extensions.networks.transformers_network import CausalNetwork, Encoder, MaskedNetwork
 from gpas_cli.files import parse_json
+from gpas_cli.structure import Frozen
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.precision import Precision
 from gpas_cli.words import byte_size
@@ -35,8 +36,7 @@ _ENCODER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ExternalModel:
+class ExternalModel(Frozen):
     """A network in a folder.
 
     source: the folder as it was named, or the hub's name. revision: the commit on the hub, "" for a folder. weights,

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, Author
 from gpas_cli.store.rundir import create_attempt, stage_dir
 from gpas_cli.store.snapshot import current_code, git_facts
+from gpas_cli.structure import Frozen
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.environment import started
@@ -39,8 +40,7 @@ from gpas_cli.worker.stages.context import StageContext
 from gpas_cli.worker.stages.scoring import alike, run_downstream
 
 
-@dataclass(frozen=True)
-class ExternalScores:
+class ExternalScores(Frozen):
     """The recorded scores of a network that was not trained here. `outcome` is None if there was nothing to score."""
 
     name: str

@@ -6,7 +6,7 @@ The cell is that network's identity, so that the training starts where its last 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -17,12 +17,12 @@ from gpas_cli.extensions.networks.start import unfit
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.section import Input
+from gpas_cli.structure import Frozen
 
 _TEXT = ("source", "path", "text_field", "validation")  # what of a text decides on the tokenizer that is made of it
 
 
-@dataclass(frozen=True)
-class TrainedCell:
+class TrainedCell(Frozen):
     """The network of a cell, a `spec.cell.Start`. source: the name of the cell, as in experiments.yaml."""
 
     cell: Cell

@@ -2,7 +2,6 @@
 fits on a page, so that the page of many cells can still be opened and sent."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -14,11 +13,10 @@ from gpas_cli.report.labels import label_title, objective_title
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import Recorded, stage_keys
-from gpas_cli.structure import plain
+from gpas_cli.structure import Frozen, plain
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Frozen):
     """Cells with details and the ends of their logs; points of a curve, curves of a plot, cells in a grid's figures."""
 
     details: int = 2000

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine
@@ -34,6 +34,7 @@ from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.parse import flat
 from gpas_cli.state.status import RESULTS, CellStatus
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count, listed, significant
 
 # The states in the order in which the page shows them.
@@ -53,8 +54,7 @@ _DRAWING_WIDTH = 180.0  # of an interval, in its own units
 _DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
-@dataclass(frozen=True)
-class _GridSection:
+class _GridSection(Frozen):
     """One grid: its table, or why there is none (`problem`), and its figures.
 
     captioned: the caption of the table says more than the title.
@@ -78,8 +78,7 @@ class _GridSection:
         return sum(self.states.values())
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(Frozen):
     """Everything on the page. `made` is a unix time.
 
     activity: hours used and the expected end, in a sentence. paper_tables, figures: the papers'. details: by
@@ -219,8 +218,7 @@ def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if row[name] not in (None, "", False)}
 
 
-@dataclass(frozen=True)
-class _TableView:
+class _TableView(Frozen):
     """A table with our numbers. `html` is the table without its notes; `command` prints it."""
 
     title: str
@@ -312,8 +310,7 @@ def _short(value: float | None) -> str:
     return "" if value is None else significant(value, 3).replace("-", "\N{MINUS SIGN}")
 
 
-@dataclass(frozen=True)
-class _Drawing:
+class _Drawing(Frozen):
     """Positions from 0 to `width`: the claimed range, the effect, its interval, and the published effect."""
 
     claimed: tuple[float, float]

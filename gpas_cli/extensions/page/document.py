@@ -6,7 +6,6 @@ Data is JSON inside the HTML. All text comes from files that others may have wri
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpas_cli.extensions.page.content import FILTERS, Content
-from gpas_cli.structure import plain
+from gpas_cli.structure import Frozen, plain
 from gpas_cli.words import count, date_and_time, one_line, printable
 
 ASSETS = Path(__file__).parent / "assets"
@@ -26,8 +25,7 @@ SCRIPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Frozen):
     """An HTML document and its Content-Security-Policy."""
 
     html: str

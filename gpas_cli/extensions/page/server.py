@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from gpas_cli.errors import GpasError
 from gpas_cli.extensions.page.content import Content
 from gpas_cli.extensions.page.document import Document, to_html, to_json, to_mapping
+from gpas_cli.structure import Frozen
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 
@@ -45,8 +46,7 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class _Snapshot:
+class _Snapshot(Frozen):
     """Collected content, and the document and the JSON that show it.
 
     data: the JSON of the page; tag: its ETag. taken: when content was collected last, by the monotonic clock. seconds:

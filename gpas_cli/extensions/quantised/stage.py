@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem
@@ -17,8 +16,7 @@ PERPLEXITY, RISE = "quantised_perplexity", "quantised_rise"
 UNQUANTISED = "unquantised"  # the measurement with the weights as they are
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantised(LayerStatistics):
+class Quantised(LayerStatistics, kw_only=True):
     """The validation perplexity over `eval_tokens` tokens with the matrices of attention and feed-forward networks
     rounded to integers of `bits` bits each, symmetric, with one scale for each output channel. Embeddings, head, norms,
     biases and gates are not rounded.

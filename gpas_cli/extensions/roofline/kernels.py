@@ -22,7 +22,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpas_cli.processor import peak_flops
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters, whole_flops_per_token
+from gpas_cli.structure import Frozen
 from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.precision import Precision
@@ -51,8 +51,7 @@ _REPEATS = 10
 PROFILED = 2  # updates
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Frozen):
     """The least FLOPs and bytes of a part of an update."""
 
     flops: float
@@ -63,8 +62,7 @@ class Part:
         return max(self.flops / device.flops, self.bytes / device.bytes)
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(Frozen):
     """What a device reaches, per second: FLOPs in a large product of matrices, bytes read and written in a copy."""
 
     flops: float
@@ -202,8 +200,7 @@ def profiled(do: Callable[[int], None]) -> tuple[float, profile]:
     return seconds / PROFILED, seen
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Frozen):
     """The part of an update that the kernels of one kind take. bound_seconds, flops, bytes: of the least computation,
     None for what has none. mfu: in percent, that the update would have if this kind alone ran at its bound."""
 
@@ -215,8 +212,7 @@ class Kind:
     mfu: float
 
 
-@dataclass(frozen=True)
-class Roofline:
+class Roofline(Frozen):
     """An update: its seconds, its MFU in percent, and that with all kinds at their bounds. `reach`: of the device."""
 
     seconds: float

@@ -71,7 +71,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,7 @@ from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.stream import hooked, observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
+from gpas_cli.structure import Frozen
 
 _Map = Callable[[Tensor], Tensor]
 
@@ -91,8 +92,7 @@ _Map = Callable[[Tensor], Tensor]
 _SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
 
 
-@dataclass(frozen=True)
-class FeedForwardSigmas:
+class FeedForwardSigmas(Frozen):
     """Standard deviations and shape of a feed-forward network; `sigma_v` is None without a gate.
 
     slope: the largest slope of the activation, one of _SLOPES; 1 for the identity.
@@ -122,8 +122,7 @@ class FeedForwardSigmas:
         return s * self.sigma_v * self.sigma_1 * self.sigma_2 * c_swiglu
 
 
-@dataclass(frozen=True)
-class AttentionSigmas:
+class AttentionSigmas(Frozen):
     """Standard deviations and shape of self-attention over `length` tokens."""
 
     d: int
@@ -147,8 +146,7 @@ class AttentionSigmas:
         return self.sigma_o * 2 * math.sqrt(self.d) * self.heads_jacobian(s)
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(Frozen):
     """The parts around a module in the residual formula, as factors of spectral norms, and s of the module's input.
 
     `in_norm`, `branch_norm`, `out_norm`: gain / sigma of the norm's input, equation (14); 1 for an absent norm.

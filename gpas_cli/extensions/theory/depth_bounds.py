@@ -51,7 +51,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
 
 import torch
@@ -62,10 +61,10 @@ from gpas_cli.extensions.theory.bounds import attention_numbers, feed_forward_nu
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.norm import LNS, Pre
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class _DepthFactor:
+class _DepthFactor(Frozen):
     """One layer: sigma_x, the same by (6) or (40), sigma_x', both factors of (25) or (54), A, B, and the factor of (35)
     or (55)."""
 
@@ -80,8 +79,7 @@ class _DepthFactor:
     joined: float
 
 
-@dataclass(frozen=True)
-class DepthBound:
+class DepthBound(Frozen):
     """The bounds of The Curse of Depth. `lns`: whether they are (54) and (55), for LNS, instead of (25) and (35).
     log10_bound, log10_joined: of the products over all layers but the last, as in the paper."""
 
@@ -122,8 +120,7 @@ def depth_bound(network: Llama, tokens: Tensor) -> DepthBound | None:
     return DepthBound(lns, tuple(layers), product, sum(math.log10(one.joined) for one in layers[:-1]))
 
 
-@dataclass(frozen=True)
-class StageGap:
+class StageGap(Frozen):
     """Theorem 4.2. By layer: `psi`, `relative` and `rise`, the means over tokens of Psi_l, of Psi_l / |F| and of the
     loss without layer l minus that of the whole network. `gap`: |L_2 - L_1|. `stability`: (1/L) E[sum_l Psi_l / |F|].
     `constant`: C, None if there is none; `bound`: their product."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.structure import Frozen
 from gpas_cli.train.device import suitable_threads
 from gpas_cli.train.optim import make_optimizer, set_learning_rate
 
@@ -135,8 +136,7 @@ def _network_of_the_proof(cell: Cell) -> Llama:
     return network
 
 
-@dataclass(frozen=True)
-class _LengthLaw:
+class _LengthLaw(Frozen):
     """The standard deviations by length. exponent: of the length in the measured variance; -1 in (48)."""
 
     points: tuple[LengthPoint, ...]

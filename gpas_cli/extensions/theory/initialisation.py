@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
+from gpas_cli.structure import Frozen
 from gpas_cli.train import checkpoint
 from gpas_cli.train.device import choose_device, suitable_threads, threads
 from gpas_cli.train.training import prepare_text
@@ -139,8 +140,7 @@ _TOKENS = 256
 _BYTES_PER_PARAMETER = 12
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Frozen):
     """One row of text: tokens and their successors, shape (1, time), and their origin."""
 
     tokens: Tensor
@@ -148,8 +148,7 @@ class Sample:
     origin: str
 
 
-@dataclass(frozen=True)
-class _SubLayerBound:
+class _SubLayerBound(Frozen):
     """One sub-layer. `bound`: equation (20), (44), or (29) for a feed-forward network without a gate, for a stream of
     standard deviation `stream_std`; `worst`: the same for the token with the largest bound; `norm`: the measured
     spectral norm of the Jacobian over all tokens together."""
@@ -160,7 +159,6 @@ class _SubLayerBound:
     norm: float
 
 
-@dataclass(frozen=True)
 class _FeedForwardBound(_SubLayerBound):
     """`identity`: equation (15), as in Figure 2. `swiglu`: whether `bound` and `worst` are (44). `slope`: the factor of
     the activation in (29) otherwise."""
@@ -170,8 +168,7 @@ class _FeedForwardBound(_SubLayerBound):
     slope: float
 
 
-@dataclass(frozen=True)
-class LayerBounds:
+class LayerBounds(Frozen):
     """One layer, counted from 1. `gradient_ratio`: ||dL/d input|| / ||dL/d output||, at most `norm`s' product."""
 
     layer: int
@@ -186,8 +183,7 @@ class LayerBounds:
         return self.attention.bound * self.feed_forward.bound
 
 
-@dataclass(frozen=True)
-class Preserved:
+class Preserved(Frozen):
     """The norm of the gradient under naive scaling over that under GPAS, for the stream entering layer `layer` (L + 1:
     the final norm): predicted from the gates (None if no product of betas is exact) and measured by autograd.
 
@@ -200,8 +196,7 @@ class Preserved:
     error: float | None
 
 
-@dataclass(frozen=True)
-class Theory:
+class Theory(Frozen):
     """The results of `gpas theory bounds` for a cell. `gates`: the origin of the gates' values, "" without gates."""
 
     sample: str

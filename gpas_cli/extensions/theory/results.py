@@ -1,12 +1,12 @@
 """What `gpas theory` measures, as it is printed with --json; without torch and numpy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
+from gpas_cli.structure import Frozen
 
-@dataclass(frozen=True)
-class Growth:
+
+class Growth(Frozen):
     """The growth of the residual stream of a network at initialisation."""
 
     title: str
@@ -15,8 +15,7 @@ class Growth:
     fit: Annotated[float, "R^2 of that line"]
 
 
-@dataclass(frozen=True)
-class LengthPoint:
+class LengthPoint(Frozen):
     """The standard deviation of attention's output at one length."""
 
     length: int
@@ -24,8 +23,7 @@ class LengthPoint:
     measured: float
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Frozen):
     """The change of an activation over the updates, in one parametrisation.
 
     In a deeper network than the base, the stream is measured at the same relative depth.
@@ -40,8 +38,7 @@ class Change:
     flat: Annotated[bool | None, "whether it is flat; null where the parametrisation does not promise it"]
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(Frozen):
     """An exponent in the paper."""
 
     value: float
@@ -52,8 +49,7 @@ class Printed:
         return f"{signs[self.relation]} {self.value:g}"
 
 
-@dataclass(frozen=True)
-class Law:
+class Law(Frozen):
     """An exponent fitted to a simulation.
 
     norm: the exponent of L. psi: the exponent of L / l at the last depth. For networks without a norm, which grow by a

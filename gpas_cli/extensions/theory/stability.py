@@ -23,12 +23,12 @@ needs, and others below it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.extensions.theory.results import Law, Printed
+from gpas_cli.structure import Frozen
 
 Array = NDArray[np.float64]
 
@@ -38,8 +38,7 @@ _FITTED = 4  # exponents over the depth are fitted to depths from L / FITTED to 
 _DEPTHS = 12  # at which norms and gaps are measured
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(Frozen):
     """A kind of linear network: whether it has residual connections, and norms."""
 
     title: str
@@ -57,8 +56,7 @@ _NO_RESIDUAL = _Kind("no residual connection", residual=False, norm=True)
 _NO_NORM = _Kind("no norm", residual=True, norm=False)
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(Frozen):
     """A simulated network: means over inputs. `norms`, `gaps`: (depth, mean). `psi`: (l, mean) at the last depth."""
 
     kind: _Kind
@@ -68,8 +66,7 @@ class Simulation:
     gaps: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
-class _Statement:
+class _Statement(Frozen):
     """A statement of the paper about one kind of network, with the printed exponents of norm, Psi and gap."""
 
     name: str

@@ -10,13 +10,14 @@ any of them. A row without a label for the gate, the embedding or the depth mean
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.packs import Pack, canonical
 from gpas_cli.report.shapes import checked
+from gpas_cli.structure import Frozen
 
 CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
@@ -26,8 +27,7 @@ UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "d
 _NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
 
 
-@dataclass(frozen=True)
-class PublishedRow:
+class PublishedRow(Frozen):
     """One printed row. `values`, `deltas` and `stds` have one number per column, None if it is not printed."""
 
     labels: CellLabels
@@ -44,8 +44,7 @@ class PublishedRow:
         return {**UNCHANGED, **self.labels}
 
 
-@dataclass(frozen=True)
-class Remark:
+class Remark(Frozen):
     """What a reader must know about the numbers of the cells with the labels `where`: a misprint, an unstated choice.
 
     Without labels it is about the whole table.
@@ -55,8 +54,7 @@ class Remark:
     text: str
 
 
-@dataclass(frozen=True)
-class PublishedTable:
+class PublishedTable(Frozen):
     """One table of one source."""
 
     pack: Pack
@@ -135,8 +133,7 @@ class PublishedTable:
         return {**labels, "size": self.sizes.get(labels["shape"])}
 
 
-@dataclass(frozen=True)
-class PublishedCell:
+class PublishedCell(Frozen):
     """One cell of a published table, by its row and column; in a printed table with its text.
 
     A setting is text alone, in a table of `text_alone`. mark: "second" where the text is underlined.

@@ -7,7 +7,7 @@ null where a setting does not apply, and `not_here` is what none of our settings
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from typing import Annotated, Any
 
@@ -17,14 +17,14 @@ from gpas_cli.grid.packs import Pack, known_packs, pack_named
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
 from gpas_cli.spec.cell import Cell
+from gpas_cli.structure import Frozen
 
 _RELATIVE = 1e-6  # numbers that differ by less are the same setting
 _BEST_OF = "best_of"
 OBJECTIVE = "objective.kind"  # without it losses cannot be compared
 
 
-@dataclass(frozen=True)
-class Deviation:
+class Deviation(Frozen):
     """A setting of a cell that differs from the recipe of the number printed beside it."""
 
     setting: str
@@ -33,8 +33,7 @@ class Deviation:
     origin: Annotated[str, "where the published value is from: paper or code"] = "paper"
 
 
-@dataclass(frozen=True)
-class _Recipe:
+class _Recipe(Frozen):
     """How some published networks were trained, as in the file. stated_in: where the source says so.
 
     exceptions: `settings` of the rows with the labels `where`, stated in the paper, or in its code if `origin` says so.
@@ -84,8 +83,7 @@ def recipe(pack: Pack, name: str) -> _Recipe:
     return _Recipe(**known[name])
 
 
-@dataclass(frozen=True)
-class _Compared:
+class _Compared(Frozen):
     """A setting of the recipe and of cells. stated: one value, or the values of which the best is published."""
 
     setting: str

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
@@ -14,6 +14,7 @@ from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
 from gpas_cli.spec.extensions import measured_columns
 from gpas_cli.spec.stage import Metric, called
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 States = Mapping[str, tuple[str, float | None]]
@@ -30,8 +31,7 @@ REFERENCE = "perplexity_reference"
 _LARGEST = 709  # of the losses whose perplexity a float can be
 
 
-@dataclass(frozen=True)
-class EntryStatus:
+class EntryStatus(Frozen):
     """One entry of a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
 
     state: as in `gpas status` ("done" for a task with a score, even if its stage is not), or "unsynced" (done, but not

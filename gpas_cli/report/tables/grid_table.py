@@ -5,7 +5,7 @@ axis, or for each task or text.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Line, TableSpec
@@ -18,6 +18,7 @@ from gpas_cli.report.tables.entry_status import Results, States, group
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
 from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.structure import Frozen
 from gpas_cli.words import count, listed
 
 _NAMED = 3  # rows in one message
@@ -48,8 +49,7 @@ def _declared_metric(spec: TableSpec, name: str, kinds: Collection[StageKind]) -
     return found if spec.digits is None else replace(found, digits=spec.digits)
 
 
-@dataclass(frozen=True)
-class _Axes:
+class _Axes(Frozen):
     """What the rows and columns of a table are derived from. sources: the published tables beside it."""
 
     entries: Sequence[Entry]

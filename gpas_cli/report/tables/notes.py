@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, bas
 from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
-from gpas_cli.structure import Number
+from gpas_cli.structure import Frozen, Number
 from gpas_cli.words import abbreviated, count, fixed, grouped, left_out, listed, verb
 
 _T = TypeVar("_T")
@@ -33,8 +32,7 @@ _DIGEST = 12  # hex digits of a version or a text
 _NOTHING = TableCell()
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(Frozen):
     """Our and a published difference between a method and its base, in units of the metric."""
 
     row: str

@@ -9,7 +9,7 @@ its recipe), the best is shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 
 from gpas_cli.errors import GpasError, nearest
@@ -25,6 +25,7 @@ from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, 
 from gpas_cli.spec.downstream import KNOWN_TEXTS, base_name
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric
+from gpas_cli.structure import Frozen
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
@@ -32,8 +33,7 @@ _TOKENS = "train_tokens"  # of a run, beside the settings of its cell
 _OF_RATIOS = 2  # digits
 
 
-@dataclass(frozen=True)
-class Serving:
+class Serving(Frozen):
     """The cells of a grid that belong beside the numbers of a part of a printed table, or why a number has none."""
 
     part: Table

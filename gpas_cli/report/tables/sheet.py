@@ -6,14 +6,14 @@ In LaTeX, it is a `table` environment with booktabs' rules; one that is wider th
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpas_cli.structure import HIDDEN
+from gpas_cli.structure import HIDDEN, Frozen
 from gpas_cli.words import count, one_line
 
 # The themes by which a terminal groups notes, with the kinds of each.
@@ -85,8 +85,7 @@ _ESCAPED = {
 }
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Frozen):
     """A note below a table. `brief` is its short form for a terminal, "" if there is none.
 
     `kind`: seeds, best, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores,
@@ -110,8 +109,7 @@ class Note:
         return f"{self.text if named else self.text[:1].upper() + self.text[1:]}."
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(Frozen):
     """How an output format writes text, emphasis and signs. `escape` also makes text printable.
 
     unfinished: the text for a number that a run does not have yet, by default the state of the run.
@@ -131,8 +129,7 @@ class Style:
 PLAIN = Style(one_line, str, str)
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(Frozen):
     """A table as text.
 
     texts: the lines in a style, the header first; every line has as many texts as the header, its title first.
@@ -166,8 +163,7 @@ class Sheet:
         return replace(self, notes=[note for note in self.notes if note in chosen])
 
 
-@dataclass(frozen=True)
-class _Spacing:
+class _Spacing(Frozen):
     """The space between two columns, and at both ends of a line together. `wrapped`: headers take several lines."""
 
     gap: int
@@ -215,8 +211,7 @@ def _split(groups: Sequence[Sequence[int]], widths: Sequence[int], room: int, sp
 _STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(Frozen):
     """A table with its title above and its notes below. Columns that do not fit the width go into further blocks.
 
     notes: which of them, as for `Sheet.with_notes`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Annotated
 
@@ -34,10 +34,10 @@ from gpas_cli.report.tables.entry_status import (
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics import stats
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(Frozen):
     """A published cell beside one of ours, and its difference from the published base.
 
     deviations: where our cell differs from the recipe of the number. unserved: why no cell of ours
@@ -65,8 +65,7 @@ class Printed:
         return [remark.text for remark in self.cell.remarks]
 
 
-@dataclass(frozen=True)
-class TableCell:
+class TableCell(Frozen):
     """One cell."""
 
     statuses: tuple[EntryStatus, ...] = ()
@@ -113,8 +112,7 @@ class TableCell:
         return (*self.statuses, *self.others)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Frozen):
     """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
 
     full: the title with what the row has in common with its base, if that is above: "Pre-LN + GPAS" of "+ GPAS".
@@ -152,8 +150,7 @@ class Row:
         return [printed.cell for printed in self.as_printed]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Frozen):
     """One label of the column axis with one metric."""
 
     label: Label
@@ -163,8 +160,7 @@ class Column:
     contributors: Annotated[tuple[str, ...], "the people who have contributed results of any of them"] = ()
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Frozen):
     """A table."""
 
     spec: TableSpec
@@ -209,8 +205,7 @@ class Table:
         return tuple({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(Frozen):
     """What a cell of a table shows: the number of some cells of the grid, and published numbers beside it.
 
     runs: the entries, each with the task or text that its number is measured on, None for the usual one. beside: the
@@ -232,8 +227,7 @@ class Spot:
         return next((cell.batches for cell in self.beside(entry).values() if cell.table.batches), 0)
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Frozen):
     """A table without its numbers: the table without rows, and its rows without cells, each with its spots."""
 
     table: Table

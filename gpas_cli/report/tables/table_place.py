@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from gpas_cli.errors import UnknownCell, nearest
 from gpas_cli.grid.declared import Entry
@@ -16,14 +15,14 @@ from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.state.status import RETRIED
+from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped, listed
 
 _NAMED = 12  # rows or columns in one message
 _NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
 
 
-@dataclass(frozen=True)
-class PlaceName:
+class PlaceName(Frozen):
     """The words that name a cell of a table, in lower case; the last part may be the column.
 
     grid: the name of the grid, or of a paper's table.
@@ -34,8 +33,7 @@ class PlaceName:
     parts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Frozen):
     """One cell of a table, with its row and the index of its column."""
 
     table: Table

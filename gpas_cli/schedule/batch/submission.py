@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from gpas_cli.state.claims import Submitter, read_claim
 from gpas_cli.store.records import BreakerRecord, ElementFailure, ElementRecord, Folders, JobRecord, SubmissionRecord
 from gpas_cli.store.rundir import attempts, read_record, write_record
 from gpas_cli.store.snapshot import Snapshot
-from gpas_cli.structure import from_mapping, to_mapping
+from gpas_cli.structure import Frozen, from_mapping, to_mapping
 from gpas_cli.words import count
 
 _SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
@@ -53,16 +53,14 @@ class BatchError(GpasError):
         return any(text in str(self).lower() for text in texts)
 
 
-@dataclass(frozen=True)
-class ArrayIndex:
+class ArrayIndex(Frozen):
     """The array element in which a stage will run. `job` is the job id of the array."""
 
     job: str
     index: int
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(Frozen):
     """A job array to submit. Index i runs `elements[i]`; empty elements are not submitted.
 
     All of it waits for the elements `after` of other arrays, or each element for that of the same index in `beside`.
@@ -96,8 +94,7 @@ class Array:
         return [replace(self, elements=first), replace(self, elements=((),) * keep + second)]
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Frozen):
     """One job array, as recorded."""
 
     folder: Path

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -41,7 +41,6 @@ VANISHED = "VANISHED"  # the state of a job that the system no longer reports, i
 WHOLE = -1  # stands for every index of an array without a separate record
 
 
-@dataclass(frozen=True)
 class BatchJob(SchedulerJob):
     """A job of a batch system, or one element of an array. A system without arrays need not list those that ended."""
 
@@ -55,8 +54,7 @@ class BatchJob(SchedulerJob):
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Queue(Record):
+class Queue(Record, kw_only=True):
     """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 if it never has.
 
     `error` is why there is no newer answer, "" if this one is fresh. `own`: this process sent the query; the times of

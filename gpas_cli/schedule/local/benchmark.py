@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,14 @@ from gpas_cli.schedule.process import job_environment
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.records import BenchRequest
 from gpas_cli.store.rundir import write_json
-from gpas_cli.structure import to_mapping
+from gpas_cli.structure import Frozen, to_mapping
 from gpas_cli.words import grouped
 
 _PACKAGE = Path(gpas_cli.__file__).parents[1]
 _COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 
 
-@dataclass(frozen=True)
-class Bench:
+class Bench(Frozen):
     """The measured cost of one shape's updates.
 
     `facts` has `train.bench.Speed`, the number of the job's processes (one was measured), and the machine.

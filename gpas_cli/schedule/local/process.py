@@ -34,10 +34,10 @@ from gpas_cli.state.locks import Lock
 from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, StageRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
+from gpas_cli.structure import Frozen
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(Frozen):
     """Slots taken for one job. The open descriptors `fds` hold them; `variables` go into the job's environment."""
 
     fds: tuple[int, ...]

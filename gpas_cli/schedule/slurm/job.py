@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpas_cli.schedule.batch.view import VANISHED, BatchJob
 
@@ -40,7 +39,6 @@ def is_held(state: str, reason: str) -> bool:
     return state in _HELD or (state in _WAITING and held)
 
 
-@dataclass(frozen=True)
 class Job(BatchJob):
     """One array element. Times are unix times, 0 if SLURM reports none.
 

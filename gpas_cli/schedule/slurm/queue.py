@@ -26,7 +26,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -56,8 +56,7 @@ _OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcom
 _SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
 
 
-@dataclass(frozen=True, kw_only=True)
-class Queue(view.Queue):
+class Queue(view.Queue, kw_only=True):
     """.queue-USER.json: an answer, and how often SLURM has not answered since."""
 
     jobs: Mapping[str, Mapping[int, Job]] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +13,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import averaged_checkpoints, last_checkpoint, text_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.structure import Frozen
 
 if TYPE_CHECKING:
     from gpas_cli.data.tokenizer import Tokenizer
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from gpas_cli.train.parallel import World
 
 
-@dataclass(frozen=True)
-class StageContext:
+class StageContext(Frozen):
     """One attempt at a stage, as its runner sees it.
 
     attempt: the content of attempt.json. directory: where the attempt keeps its files.
