@@ -27,6 +27,18 @@ from pathlib import Path
 from gpas_cli.words import grouped, listed
 
 _MOST_VALID = 24  # names in a hint
+_SHARING = (
+    "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
+    "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas doctor --trust DIR`"
+)
+# What to do where nothing can be written or started.
+_REMEDIES = {
+    errno.EAGAIN: "no further process or thread can be started; raise the limit (`ulimit -u`) or end others",
+    errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
+    errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
+    errno.EROFS: "name a file elsewhere; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB do so for runs, cache and database",
+}
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 
 class Exit(IntEnum):
@@ -134,22 +146,6 @@ def closest(given: object, valid: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of the exception's message, or its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-_SHARING = (
-    "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
-    "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas doctor --trust DIR`"
-)
-# What to do where nothing can be written or started.
-_REMEDIES = {
-    errno.EAGAIN: "no further process or thread can be started; raise the limit (`ulimit -u`) or end others",
-    errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
-    errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
-    errno.EROFS: "name a file elsewhere; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB do so for runs, cache and database",
-}
-
-
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 
 def no_disk(error: BaseException | None) -> bool:

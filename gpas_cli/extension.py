@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from gpas_cli.errors import GpasError
 from gpas_cli.structure import Frozen
 
+_PACKAGE = "gpas_cli.extensions"
+
 
 class Brought(NamedTuple):
     """What an extension of this package brings, by name, so that a missing one is named and the others are not read."""
@@ -47,7 +49,6 @@ IN_WHEEL = {
     "roofline": Brought(parts=("roofline",)),
     "theory": Brought(parts=("identity_bounds",), commands=("theory",)),
 }
-_PACKAGE = "gpas_cli.extensions"
 
 
 class Command(Frozen):

@@ -30,6 +30,9 @@ _Convert = Callable[[Any, str], Any]
 # Metadata of fields: never written; not written in records, or in documents, while it has its default; replaced by its
 # own fields.
 HIDDEN, ABSENT, OPTIONAL, FLAT = {"hidden": True}, {"absent": True}, {"optional": True}, {"flat": True}
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_UNIONS = (types.UnionType, typing.Union)
+_LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -99,9 +102,6 @@ class Record(Frozen, kw_only=True):
 
 
 Number = Annotated[float, str]  # JSON has no NaN, so this may be one of the _WORDS
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_UNIONS = (types.UnionType, typing.Union)
-_LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 
 
 class _Mismatch(Exception):

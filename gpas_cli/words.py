@@ -25,6 +25,10 @@ _HALF_A_DAY_SECONDS = 43_200.0
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
+# Control characters except tab and newline, characters that break lines or reverse the text direction, and lone
+# surrogates, which no encoding accepts.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_BREAKS = re.compile(r"[\t\n]+")
 
 
 def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
@@ -131,12 +135,6 @@ def listed(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
 
 def _rounded(number: float) -> str:
     return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
-
-
-# Control characters except tab and newline, characters that break lines or reverse the text direction, and lone
-# surrogates, which no encoding accepts.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_BREAKS = re.compile(r"[\t\n]+")
 
 
 def printable(text: str) -> str:

@@ -31,6 +31,19 @@ from gpas_cli.errors import Exit, GpasError
 from gpas_cli.extension import Command, extensions, missing
 from gpas_cli.words import grouped
 
+# Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
+_REPORTING = ("plan", "table", "why", "doctor")
+# Command -> its module, if that has another name.
+TOGETHER = {**dict.fromkeys(("cancel", "retry", "forget"), "cells"), "train": "run"}
+# The name of a command in other programs -> its name here.
+_OTHER_NAMES = {
+    "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
+    "rerun": "retry --done", "serve": "report --serve", "sync": "db sync", "trust": "doctor --trust",
+    "top": "status --watch", "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain",
+    "plot": "figure", "prepare": "data prepare", "import-task": "data import-task",
+}  # fmt: skip
+_BREAKS = "=:"
+
 
 class _Formatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type]
     """Click's formatter with headings, examples and the names of commands and options in colour."""
@@ -148,9 +161,6 @@ def main(
     STATE.check_reports = bool(named and named.shows_results)
 
 
-# Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "why", "doctor")
-
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
     "Every day": {
@@ -181,20 +191,11 @@ COMMANDS = {
     },
 }
 
-# Command -> its module, if that has another name.
-TOGETHER = {**dict.fromkeys(("cancel", "retry", "forget"), "cells"), "train": "run"}
 _ENGINE = {
     name: Command(heading, f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}", about, name in _REPORTING)
     for heading, names in COMMANDS.items()
     for name, about in names.items()
 }
-# The name of a command in other programs -> its name here.
-_OTHER_NAMES = {
-    "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
-    "rerun": "retry --done", "serve": "report --serve", "sync": "db sync", "trust": "doctor --trust",
-    "top": "status --watch", "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain",
-    "plot": "figure", "prepare": "data prepare", "import-task": "data import-task",
-}  # fmt: skip
 
 
 def make_app(asked: str | None = None, word: str = "") -> typer.Typer:
@@ -255,9 +256,6 @@ def _add_parts(group: str, app: typer.Typer, word: str) -> None:
         part = name.removeprefix(f"{group} ")
         if part != name and part not in known and (word in ("", part) or word.startswith("-") or group in own):
             app.command(part)(getattr(import_module(command.module), name.replace(" ", "_")))
-
-
-_BREAKS = "=:"
 
 
 def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:

@@ -20,6 +20,8 @@ from gpas_cli.grid.expand import Expansion, cell_names, expand
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.structure import Frozen
 
+SUMMARY_VARIABLE = "GPAS_SUMMARY"
+
 
 def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completion function: it returns the names that begin with a text, of the first source that has some.
@@ -172,7 +174,6 @@ Shrink = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
-SUMMARY_VARIABLE = "GPAS_SUMMARY"
 Notify = Annotated[
     str | None,
     typer.Option(

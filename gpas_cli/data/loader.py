@@ -37,6 +37,16 @@ Words = NDArray[np.uint64]
 
 _MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
 _ROUNDS = 8
+# The first number of every seed, so that these numbers are independent of the order of rows and of each other.
+_TRAINING = 0x6D6C6D01
+_VALIDATION = 0x6D6C6D02
+_DROPOUT = 0x6D6C6D03
+IGNORED = -100
+# The seed of the order of validation rows, the same in every run.
+VALIDATION_SEED = 0
+# Batches prepared in advance: one hides the reading behind an update, a second one absorbs variations.
+_PREFETCHED_BATCHES = 2
+_MIXING = 2**40  # added to the number of the period, so that its order is not that of an epoch
 
 
 def order(seed: int, epoch: int, size: int) -> Ints | _KeyedOrder:
@@ -95,12 +105,6 @@ def _draws(seed: int, epoch: int, number: int) -> Words:
     return np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(number)
 
 
-# The first number of every seed, so that these numbers are independent of the order of rows and of each other.
-_TRAINING = 0x6D6C6D01
-_VALIDATION = 0x6D6C6D02
-_DROPOUT = 0x6D6C6D03
-
-
 class Draw(Frozen):
     """The random numbers of one batch. `origin`: what they are drawn from, together with the row."""
 
@@ -132,12 +136,6 @@ def uniform(words: Words) -> NDArray[np.float64]:
 
 
 _Flags = NDArray[np.bool_]
-
-IGNORED = -100
-# The seed of the order of validation rows, the same in every run.
-VALIDATION_SEED = 0
-# Batches prepared in advance: one hides the reading behind an update, a second one absorbs variations.
-_PREFETCHED_BATCHES = 2
 
 
 class Batch(Frozen):
@@ -286,9 +284,6 @@ def _groups(sizes: Ints, tokens: int) -> list[int]:
         window = sizes[start : start + tokens] * np.arange(1, min(tokens, len(sizes) - start) + 1)
         bounds.append(start + max(1, int(np.searchsorted(window, tokens, "right"))))
     return bounds
-
-
-_MIXING = 2**40  # added to the number of the period, so that its order is not that of an epoch
 
 
 class _MixedOrder:

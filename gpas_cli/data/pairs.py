@@ -30,6 +30,8 @@ from gpas_cli.spec.translation import Translation, both, languages, test_path
 
 SEPARATOR = "\n"
 TEST = "test"  # the split of the invented languages that is translated
+_SENTENCES = 30_000
+_HELD_OUT = 20  # of 20 sentences one is validation text and one is of the test set
 
 
 def joined(source: str, target: str) -> str:
@@ -166,9 +168,6 @@ class HubPairs(HfDataset):
 
 
 # The invented languages.
-
-_SENTENCES = 30_000
-_HELD_OUT = 20  # of 20 sentences one is validation text and one is of the test set
 
 
 class _Word(NamedTuple):

@@ -35,6 +35,11 @@ _OCTAL = re.compile(r"0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_DIGITS = 40
+_MAX_BYTES = 4_000_000
+_MAX_DEPTH = 24
+_MAX_NODES = 500_000
+# libyaml is about ten times faster than the parser in Python; not every build of PyYAML has it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def resolve(text: str) -> _Scalar:
@@ -72,14 +77,6 @@ def identity(label: Label) -> tuple[bool, Label]:
 def same(a: Label, b: Label) -> bool:
     """Return whether two labels are equal: 1 and 1.0 are, but 1 is neither true nor the string '1'."""
     return identity(a) == identity(b)
-
-
-_MAX_BYTES = 4_000_000
-_MAX_DEPTH = 24
-_MAX_NODES = 500_000
-
-# libyaml is about ten times faster than the parser in Python; not every build of PyYAML has it.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Mark(NamedTuple):

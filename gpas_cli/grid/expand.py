@@ -20,6 +20,11 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN, TOKENISE
 from gpas_cli.words import grouped
 
+_ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
+_DEFAULT = Resources()
+_REQUIRED = {field.name for field in fields(Optim) if field.default is MISSING}
+_TUNED = "the best setting of this method alone, which `gpas run tuned` found with the first seed"
+
 
 @dataclass
 class Draft:
@@ -54,13 +59,6 @@ def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
         labels = {name: value.label for name, value in zip(names, values, strict=True)}
         found.append(Draft({**draft.labels, **labels}, settings, draft.notes))
     return found
-
-
-_ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
-
-_DEFAULT = Resources()
-_REQUIRED = {field.name for field in fields(Optim) if field.default is MISSING}
-_TUNED = "the best setting of this method alone, which `gpas run tuned` found with the first seed"
 
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:

@@ -32,6 +32,9 @@ _PLUGINS = ("plugins",)
 _DEFINED_BY_PLUGINS = ("scheme", "stage")
 _Added = TypeVar("_Added", type[Scheme], StageKind)
 Check = Callable[[Experiments], Iterable[Problem]]
+_MAX_CELLS = 100_000
+_LISTED = ("rows", "columns", "bands")  # of a table, each by title and labels
+_MAX_INCLUDE_DEPTH = 50
 
 
 def load(path: Path, *, run_plugins: bool = True, check: Check | None = None, site: Path | None = None) -> Experiments:
@@ -181,11 +184,6 @@ def _plugin(name: str, file: File, item: Part) -> Plugin:
         for problem in error.problems:
             item.report(problem.message)
     return Plugin()
-
-
-_MAX_CELLS = 100_000
-_LISTED = ("rows", "columns", "bands")  # of a table, each by title and labels
-_MAX_INCLUDE_DEPTH = 50
 
 
 def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:

@@ -24,6 +24,7 @@ from gpas_cli.trust import config_folder, suspicion
 
 ALL = "all"  # in `resources`: settings of the jobs of every size
 _VARIABLE = "GPAS_SITE"
+FIELDS = tuple(own.name for own in fields(Resources))
 
 
 @cache
@@ -83,9 +84,6 @@ def from_site(site: Mapping[str, Node], size: object, kind: str, asked: Resource
     sections = (children(site.get(name)) for name in (ALL, str(size), kind))
     settings = {name: child for section in sections for name, child in section.items()}
     yield from ((name, str(node.mark)) for name, node in settings.items() if plain(asked).get(name) == node.plain())
-
-
-FIELDS = tuple(own.name for own in fields(Resources))
 
 
 class ResourceSettings(Frozen):

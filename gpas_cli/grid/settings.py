@@ -26,6 +26,10 @@ _WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind", "parametr
 _WORD_SECTIONS = (*MODEL_PARTS, "data", "objective", NETWORK, START)
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
+_GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_MAX_NAME_LENGTH = 100  # characters of a grid's name, which is part of file names
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_T = TypeVar("_T")
 
 
 def children(node: Node | None) -> dict[str, Node]:
@@ -178,11 +182,6 @@ def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
     return replace(problem, where=str(mark))
 
 
-_GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-_MAX_NAME_LENGTH = 100  # characters of a grid's name, which is part of file names
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-
-
 def cell_name(axes: Iterable[str], labels: Mapping[str, Label]) -> str:
     """Return the labels of `axes`, joined: "pre-gpas-s1". `none` is omitted unless it is the only label."""
     parts = [_part(axis, labels[axis]) for axis in dict.fromkeys(axes) if axis in labels]
@@ -212,9 +211,6 @@ def name_fault(grid: str) -> str:
         return ""
     allowed = f"at most {_MAX_NAME_LENGTH} letters, digits and . _ + -, and starts with a letter, a digit or _"
     return f"a grid's name has {allowed}; write {safe(grid)[:_MAX_NAME_LENGTH]}"
-
-
-_T = TypeVar("_T")
 
 
 class Part(Frozen):

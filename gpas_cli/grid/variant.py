@@ -32,6 +32,10 @@ from gpas_cli.structure import Frozen
 from gpas_cli.words import grouped
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
+_UPDATES = 2
+_SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
+_VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
+_CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
 
 def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str]) -> list[Entry]:
@@ -137,12 +141,6 @@ def _part(name: str, value: Label) -> str:
     """Return a setting's part of the cell's name: `lr0.003`, `activation-tanh`, `lns`."""
     dotted = "." in name and isinstance(value, str)
     return f"{name.rpartition('.')[2].replace('_', '-')}-{value}" if dotted else short(name, value)
-
-
-_UPDATES = 2
-_SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-_VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
-_CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
 
 class ShrunkSetting(Frozen):

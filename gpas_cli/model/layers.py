@@ -27,6 +27,23 @@ from gpas_cli.spec.gate import ACTIVATIONS, CHOICES, FUNCTIONS, Gate, syntax_tre
 from gpas_cli.spec.model import FFNS, Family, Size
 from gpas_cli.spec.norm import Factor, Norm
 
+# A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.
+_ALIGNED_WIDTH = 64
+FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+_TENSOR_OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+# In place of 1 - act(alpha) = 0: below the rounding of float64, and a power of two, so that u = y / kept is exact.
+_LEAST_KEPT = 2.0**-60
+
 
 class RMSNorm(nn.Module):
     """scale * weight * x / sqrt(mean(x^2) + eps), statistics in float32 or wider (Zhang and Sennrich 2019).
@@ -158,10 +175,6 @@ def times(factor: float | LearnedFactor, x: Tensor) -> Tensor:
     return factor(x) if isinstance(factor, LearnedFactor) else x if factor == 1 else factor * x
 
 
-# A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.
-_ALIGNED_WIDTH = 64
-
-
 def prefers_aligned(x: Tensor) -> bool:
     """Return whether the device of x multiplies matrices faster if their rows are aligned."""
     return x.is_cuda
@@ -264,11 +277,6 @@ class _PlainMLP(nn.Module):
         return F.linear(self.activation(up), _with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
 
 
-FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 assert {"swiglu", *FFN_ACTIVATIONS} == set(FFNS)
 
 
@@ -306,14 +314,6 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 assert _FUNCTIONS.keys() == FUNCTIONS.keys() | CHOICES.keys()
 
-_TENSOR_OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}
-
 
 def torch_activation(text: str) -> Callable[[Tensor], Tensor]:
     """Return the activation of a name in ACTIVATIONS or of a formula, applied element by element."""
@@ -334,10 +334,6 @@ def _function(node: ast.AST) -> Callable[[Tensor], Tensor]:
             apply, parts = _FUNCTIONS[name], [_function(part) for part in args]
             return lambda alpha: apply(*[part(alpha) for part in parts])
     return lambda alpha: alpha
-
-
-# In place of 1 - act(alpha) = 0: below the rounding of float64, and a power of two, so that u = y / kept is exact.
-_LEAST_KEPT = 2.0**-60
 
 
 class GpasGate(nn.Module):

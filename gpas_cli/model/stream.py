@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from gpas_cli.model.llama import Block, Llama
 
 RANK = "effective_rank"
+_MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
+_SORTED_TOKENS = 128  # of these: their features are sorted, and the rank of their matrix takes its eigenvalues
 
 
 def of_stream(x: Tensor) -> dict[str, Tensor]:
@@ -101,10 +103,6 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], 
     finally:
         for handle in handles:
             handle.remove()
-
-
-_MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
-_SORTED_TOKENS = 128  # of these: their features are sorted, and the rank of their matrix takes its eigenvalues
 
 
 @contextmanager

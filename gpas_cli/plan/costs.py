@@ -24,6 +24,8 @@ from gpas_cli.words import byte_size, count, grouped
 
 _Names = Mapping[Size, str]  # of sizes that are not built in
 _Group = tuple[object, ...]
+# The share of an estimate that is needed in any case: texts may be shorter, and a file system may compress.
+_CERTAIN = 0.8
 
 
 class SizeCost(Frozen):
@@ -180,10 +182,6 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: _Names) ->
         largest = max(before, one, key=lambda it: it.memory.total)
         groups[group] = replace(largest, jobs=before.jobs + 1 if group in groups else 1)
     return list(groups.values())
-
-
-# The share of an estimate that is needed in any case: texts may be shorter, and a file system may compress.
-_CERTAIN = 0.8
 
 
 class DiskUse(Frozen):

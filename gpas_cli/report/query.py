@@ -16,6 +16,7 @@ from gpas_cli.store.peek import parts
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow
 
 DECISIVE = ("done", "diverged")
+LAST = 2**31 - 1  # as `until`, the largest step that the database can hold
 
 
 def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
@@ -26,8 +27,6 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
 
 Curve = list[tuple[int, float]]  # (step, value), in order of step
 LayerCurve = list[tuple[int, dict[int, float]]]  # (step, {index of the layer: value}), in order of step
-
-LAST = 2**31 - 1  # as `until`, the largest step that the database can hold
 
 
 def curves(

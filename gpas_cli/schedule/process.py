@@ -27,6 +27,7 @@ from gpas_cli.words import grouped, listed
 _PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
 _ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
 JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: modules are not imported from the working directory
+_OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # modules, and so settings and extras
 
 
 def token(pid: int) -> str:
@@ -65,9 +66,6 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     search_path = os.pathsep.join([str(package), *(str(Path(folder).absolute()) for folder in more if folder)])
     return {**without_secrets(), **variables, "PYTHONPATH": search_path, **_ISOLATED, "PYTHONUNBUFFERED": "1"}
-
-
-_OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # modules, and so settings and extras
 
 
 def require_libraries(jobs: Iterable[StageJob]) -> None:

@@ -24,6 +24,9 @@ from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, 
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.structure import Frozen
 
+# What says whether `auto` is this scheduler, where the scheduler itself need not be imported for that.
+_AUTOMATIC = {SLURM: "gpas_cli.schedule.slurm:automatic"}
+
 
 class Item(Frozen):
     """The ending of one entry, and its reason. `status`: of the stage that decided it."""
@@ -276,10 +279,6 @@ def scheduler_named(name: str, runs: Path) -> Scheduler:
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     """Return what the ended jobs of these stages asked for and used, as far as schedulers know. Raises GpasError."""
     return [use for name in scheduler_names() for use in scheduler_named(name, runs).used_by_profile(keys)]
-
-
-# What says whether `auto` is this scheduler, where the scheduler itself need not be imported for that.
-_AUTOMATIC = {SLURM: "gpas_cli.schedule.slurm:automatic"}
 
 
 def choose(word: str, runs: Path) -> tuple[Scheduler, str]:

@@ -27,6 +27,12 @@ from gpas_cli.words import grouped
 
 _KEY_VERSION = "gpas-cell-1"
 _SEED = "\0"  # stands for the seed in the text of a key; no setting may have this character
+# Parts that were added after keys were published: the key omits them while they have these values.
+_USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
+NETWORK = "network"  # the setting of a cell that names a network that was not trained here
+# The setting that names such a network, or a cell, for a training to start from, and the tokenizer of its text.
+START = "start"
+MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
 def _text_of(spec: Mapping[str, Any]) -> str:
@@ -37,14 +43,6 @@ def _text_of(spec: Mapping[str, Any]) -> str:
 def _digest(text: str) -> str:
     """Return a key: 16 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# Parts that were added after keys were published: the key omits them while they have these values.
-_USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
-NETWORK = "network"  # the setting of a cell that names a network that was not trained here
-# The setting that names such a network, or a cell, for a training to start from, and the tokenizer of its text.
-START = "start"
-MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
 class Stage(Frozen):

@@ -16,6 +16,13 @@ _CORPUS_SOURCES = ("stdlib", "files", "hf", "hf-files", "c4")
 ENDLESS = ("hf-files", "c4")  # tokenised only as far as runs read
 PAIR_SOURCES = ("pairs", "hf-pairs", "languages")  # documents are a text and its translation
 _SUM_ERROR = 1e-6  # of the weights of a mixture
+_CORPUS_SETTINGS = ("source", "path", "text_field", "validation", "malformed")
+_ROW_SETTINGS = ("tokenizer", "length", "eval_tokens", "documents")
+# Bytes to download of data sets that `datasets` downloads whole, from their cards on the hub.
+HUB_BYTES = {
+    "wmt/wmt16:de-en": 827_152_589, "HuggingFaceFW/fineweb-edu:sample-10BT": 28_000_000_000,
+    "HuggingFaceTB/smollm-corpus:cosmopedia-v2": 122_000_000_000,
+}  # fmt: skip
 
 
 class Share(Frozen, kw_only=True):
@@ -173,16 +180,6 @@ class TextDemand(Frozen):
     vocab: int
     rows: int
 
-
-_CORPUS_SETTINGS = ("source", "path", "text_field", "validation", "malformed")
-_ROW_SETTINGS = ("tokenizer", "length", "eval_tokens", "documents")
-
-
-# Bytes to download of data sets that `datasets` downloads whole, from their cards on the hub.
-HUB_BYTES = {
-    "wmt/wmt16:de-en": 827_152_589, "HuggingFaceFW/fineweb-edu:sample-10BT": 28_000_000_000,
-    "HuggingFaceTB/smollm-corpus:cosmopedia-v2": 122_000_000_000,
-}  # fmt: skip
 
 CORPORA: dict[str, Data] = {
     "c4": Data(),

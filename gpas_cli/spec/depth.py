@@ -31,6 +31,7 @@ READS: dict[str, tuple[str, ...]] = {
     "layerdrop": ("keep", "gamma", "scale", "skipped"),
 }
 _LISTS = {"stages": "-", "work_of": "-", "fixed": ","}
+_WORD_BYTES = 8  # per random number
 
 
 class Depth(Frozen, kw_only=True):
@@ -242,9 +243,6 @@ def _canonical_lengths(depth: Depth, steps: int) -> str | tuple[int, ...]:
         if stage_boundaries(replace(depth, lengths=name, average=0.0), steps) == own:
             return name
     return stage_updates(depth, steps)
-
-
-_WORD_BYTES = 8  # per random number
 
 
 class ActiveLayers(Frozen):

@@ -15,6 +15,17 @@ from gpas_cli.spec.model import Family, Model
 from gpas_cli.spec.norm import Factor, Norm, Wiring
 from gpas_cli.spec.parametrisation import Parametrisation
 
+_FACTORS = {
+    "sqrt": "s = sqrt(distance to the next layer on the path)",
+    "linear": "s = distance to the next layer on the path",
+    "inverse": "s = 1 / (the probability that the layer is kept)",
+    "none": "s = 1",
+}
+_SKIPPED = {
+    "keep": "the optimizer leaves the weights and the state of a skipped layer alone",
+    "zero": "the optimizer sees a gradient of zero for a skipped layer",
+}
+
 
 def equation(model: Model, layer: int) -> str:
     """Return the update of a sub-layer of layer `layer` = 1..layers: "N(2.21 G(x) + f(x))" for DeepNorm with GPAS.
@@ -180,18 +191,6 @@ def _gate_line(model: Model) -> str:
     start = "another cell's trained values" if gate.from_trained else f"{gate.starts(model.size.layers)[0]:g}"
     share = f"{gate.activation}(alpha)" if gate.activation in ACTIVATIONS else f"({gate.activation})"
     return f"G(x) = x - {share} {stream}; alpha {kind}, one per {gate.share}, starts at {start}"
-
-
-_FACTORS = {
-    "sqrt": "s = sqrt(distance to the next layer on the path)",
-    "linear": "s = distance to the next layer on the path",
-    "inverse": "s = 1 / (the probability that the layer is kept)",
-    "none": "s = 1",
-}
-_SKIPPED = {
-    "keep": "the optimizer leaves the weights and the state of a skipped layer alone",
-    "zero": "the optimizer sees a gradient of zero for a skipped layer",
-}
 
 
 def depth_lines(cell: CellParts) -> list[str]:

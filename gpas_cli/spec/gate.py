@@ -30,6 +30,8 @@ ACTIVATIONS: dict[str, str] = {
     "silu": "alpha * sigmoid(alpha)",
     "silu-beta-8": "alpha * sigmoid(8 * alpha)",
 }
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+_SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
 
 
 def _sigmoid(a: float) -> float:
@@ -53,7 +55,6 @@ FUNCTIONS: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] 
 }
 # Functions of two arguments that return one of them: the first if this holds, otherwise the second.
 CHOICES: dict[str, Callable[[float, float], bool]] = {"max": lambda a, b: a > b, "min": lambda a, b: a < b}
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
 def activation(text: str, alpha: float) -> tuple[float, float]:
@@ -175,9 +176,6 @@ def _call_faults(name: str, arguments: int) -> Iterator[str]:
         yield f"unknown function '{name}' in a formula; {nearest(name, (*FUNCTIONS, *CHOICES))}"
     elif arguments != (1 if name in FUNCTIONS else 2):
         yield f"{name} takes {'one argument' if name in FUNCTIONS else 'two arguments'}, not {arguments}"
-
-
-_SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
 
 
 class Gate(Frozen, kw_only=True):

@@ -28,6 +28,10 @@ from typing import ClassVar
 from gpas_cli.spec.parse import setting
 from gpas_cli.structure import Frozen
 
+FACTORS = ("skip", "branch", "value", "first_value")  # the fields of a wiring that are constant or learned
+# The slots for the gate, in capitals above.
+GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
+
 
 class Norm(Frozen):
     """One norm slot: its weight is initialised to `init`, its output is multiplied by the constant `scale`."""
@@ -79,11 +83,6 @@ class Wiring(Frozen):
     def parts(self) -> tuple[Wiring, Wiring]:
         """The wirings of attention and of the feed-forward network."""
         return self, self.ffn or self
-
-
-FACTORS = ("skip", "branch", "value", "first_value")  # the fields of a wiring that are constant or learned
-# The slots for the gate, in capitals above.
-GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
 
 
 class PluginOrigin(Frozen):

@@ -18,6 +18,7 @@ from gpas_cli.structure import Frozen
 
 MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
 _ROLES = (MATRIX, TABLE, VECTOR)
+_LAST_STAGE = "last-stage"  # a decay as long as the last stage of `depth`
 
 
 def role(name: str, dimensions: int) -> str:
@@ -154,9 +155,6 @@ def optimizer_settings() -> dict[str, type]:
 def unread_settings(kind: OptimizerKind) -> set[str]:
     """Return the settings of a recipe that only other optimizers read."""
     return {name for other in OPTIMIZERS.values() for name in other.settings} - set(kind.settings)
-
-
-_LAST_STAGE = "last-stage"  # a decay as long as the last stage of `depth`
 
 
 @dataclass(frozen=True, kw_only=True)

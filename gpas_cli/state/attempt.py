@@ -27,6 +27,7 @@ from gpas_cli.store.rundir import AttemptDir, read_record
 _OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
 _PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
 _NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of each kind that `progress` needs
+_END_BYTES = 4096
 
 
 def conclude(attempt: AttemptDir) -> StageStatus:
@@ -242,9 +243,6 @@ class JobExit(IntEnum):
     def of(cls, outcome: str) -> JobExit:
         """Return the exit code for an outcome of the journal."""
         return cls.RESULT if outcome in ("done", "diverged") else cls[outcome.upper()]
-
-
-_END_BYTES = 4096
 
 
 def end_of(log: Path) -> str:

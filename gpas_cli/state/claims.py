@@ -26,6 +26,9 @@ from gpas_cli.structure import ABSENT, Record, to_mapping
 
 _HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
 SILENCE_SECONDS = 120.0  # without a heartbeat or event, until a process of another host counts as dead
+CLAIM = "claim.json"
+LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, which name none
+_NAME = re.compile(r"[^/\0]+")  # of a submitter; it becomes part of a file name
 
 
 class Submitter:
@@ -101,11 +104,6 @@ def is_of_this_host(lock: Path, host: str) -> bool:
 def claims_lock(runs: Path) -> Path:
     """Return the lock file to hold while claims are taken and submitters are added or removed."""
     return runs / ".lock"
-
-
-CLAIM = "claim.json"
-LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, which name none
-_NAME = re.compile(r"[^/\0]+")  # of a submitter; it becomes part of a file name
 
 
 class Claim(Record, kw_only=True):

@@ -36,6 +36,7 @@ from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, attempts, forgotten_att
 from gpas_cli.structure import Frozen
 
 _RECORD = "forgotten.json"
+_FAILED_STATES = ("failed", "cancelled")
 
 
 def forget(runs: Path, stages: Mapping[str, Sequence[str]], why: str) -> dict[str, list[AttemptDir]]:
@@ -92,9 +93,6 @@ def _restore(attempt: AttemptDir) -> AttemptDir:
     restored = AttemptDir(attempt.path.rename(attempt.path.with_name(attempt.path.name.removeprefix(FORGOTTEN))))
     (restored.path / _RECORD).unlink(missing_ok=True)
     return restored
-
-
-_FAILED_STATES = ("failed", "cancelled")
 
 
 class _Removable(Frozen):

@@ -21,6 +21,8 @@ _GAUSSIAN = NormalDist()
 _MOST_PAIRS = 10_000  # a test that needs more is said never to decide
 _EFFECT_QUANTILE = _GAUSSIAN.inv_cdf(0.9)  # of the 80 % interval of the effect
 ROUNDING = 1e-9  # numbers that differ by less, relative to the compared ones, are equal up to rounding
+LEAST_POINTS = 4  # of a law, at different x: three have one degree of freedom left, too few to compare two laws
+_PARAMETERS = 3
 
 
 class Aggregate(Frozen):
@@ -236,15 +238,14 @@ def _further(size: float, pairs: int, level: float, power: float) -> int | None:
     return max(0, math.ceil((both / size) ** 2 + quantile**2 / 2) - pairs)
 
 
-# How a quantity grows over depth: a power law c x^b and an exponential c e^(bx), compared by AIC. Both are lines in
-# log y, fitted by least squares, and have as many parameters, so that their AIC can be compared: for n points with the
-# residual sum of squares S it is n ln(S / n) + 6, with three parameters (c, b and the variance of log y).
-LEAST_POINTS = 4  # at different x: three have one degree of freedom left, too few to compare two laws
-_PARAMETERS = 3
-
-
 class Growth(Frozen):
-    """A fitted law. exponential: c e^(bx), otherwise c x^b. rate: b. r_squared: of log y."""
+    """How a quantity grows over depth, as a fitted law. exponential: c e^(bx), otherwise c x^b. rate: b. r_squared: of
+    log y.
+
+    Both laws are lines in log y, fitted by least squares, and have as many parameters, so that their AIC can be
+    compared: for n points with the residual sum of squares S it is n ln(S / n) + 6, with three parameters (c, b and the
+    variance of log y).
+    """
 
     exponential: bool
     factor: float

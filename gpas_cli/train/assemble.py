@@ -33,6 +33,11 @@ from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World, choose_layout
 from gpas_cli.train.precision import MatmulChoice, Precision, choose_matmul
 
+# Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
+_CPU_LOGITS = 2**26
+_CGROUP = Path("/sys/fs/cgroup")
+DEFAULT_RESOURCES = Resources()
+
 
 def _called(words: str) -> Any:
     """Declare a field with what messages call it."""
@@ -76,11 +81,6 @@ def _shown(value: Any) -> str:
     return str(value) if not isinstance(value, bool) else "yes" if value else "no"
 
 
-# Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
-_CPU_LOGITS = 2**26
-_CGROUP = Path("/sys/fs/cgroup")
-
-
 def micro_batch_rows(
     cell: Cell,
     precision: Precision,
@@ -121,8 +121,6 @@ def _left_in_container(folder: Path) -> int:
     except (OSError, ValueError):
         return 2**62
 
-
-DEFAULT_RESOURCES = Resources()
 
 Start = Callable[[Llama], None]
 

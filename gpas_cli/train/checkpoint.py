@@ -43,6 +43,7 @@ from gpas_cli.train.parallel import ALONE, World
 _MANIFEST = "manifest.json"
 _FORMAT = 1
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+_NETWORK = "network/"
 
 
 class DamagedCheckpoint(Exception):
@@ -233,9 +234,6 @@ def _bytes(tensor: Tensor) -> Any:
 
 def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-_NETWORK = "network/"
 
 
 class Position(Frozen):

@@ -20,6 +20,9 @@ from gpas_cli.spec.depth import ActiveLayers, LayerSchedule
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.structure import Frozen
 
+# Added to the seed, so that the layers are drawn independently of the order of the rows.
+_SEED_OFFSET = 2**32
+
 
 class DepthTraining(Frozen):
     """The layers of every update of one training, and what becomes of the others."""
@@ -65,10 +68,6 @@ class DepthTraining(Frozen):
 
 def _clone(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-# Added to the seed, so that the layers are drawn independently of the order of the rows.
-_SEED_OFFSET = 2**32
 
 
 def _drawn_layers(seed: int, draw: int, layers: int, count: int) -> frozenset[int]:

@@ -32,6 +32,10 @@ from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.structure import Frozen
 from gpas_cli.train.precision import Precision
 
+# Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.
+_CHUNK_LOGITS = 2**24
+_TILE = 256  # rows of a chunk: whole tiles of a GPU's products of matrices
+
 
 # On a GPU the elementwise part of the head is one kernel (`gpas_cli.train.triton_cross_entropy`) that reads the logits
 # twice, the second time from its cache, and writes them once. On a CPU it is a few operations of torch.
@@ -117,11 +121,6 @@ def _subtract_one_hot(gradients: Tensor, place: Tensor, amount: float = 1.0) -> 
 
 def _one_hot(place: Tensor, like: Tensor) -> Tensor:
     return (torch.arange(like.shape[1], device=like.device) == place).to(like.dtype)
-
-
-# Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.
-_CHUNK_LOGITS = 2**24
-_TILE = 256  # rows of a chunk: whole tiles of a GPU's products of matrices
 
 
 class DeviceRows(Frozen):

@@ -42,6 +42,9 @@ from gpas_cli.train.parallel import ALONE, World
 _FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
 _TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
 _TINY = 1e-30
+_SETTLE_UPDATES = 8  # before the profiler starts
+_WARMUP_UPDATES = 2  # under the profiler, not recorded
+_TABLE_ROWS = 30
 
 
 class Divergence(Frozen):
@@ -323,11 +326,6 @@ class Observer:
             self.health.save(folder, position.step, state)
         except OSError as error:
             self.emit(Warned(f"the record of the updates until {position.step} was not written: {error}"))
-
-
-_SETTLE_UPDATES = 8  # before the profiler starts
-_WARMUP_UPDATES = 2  # under the profiler, not recorded
-_TABLE_ROWS = 30
 
 
 @contextmanager

@@ -20,6 +20,10 @@ from gpas_cli.words import grouped
 
 # The key of a parameter group that has a factor of the learning rate.
 _RATE_FACTOR = "rate_factor"
+# Elements of the matrices that are orthogonalised at once: 40 MB in bfloat16, 200 MB with what the products need. At
+# 71M all matrices of one shape are one batch; a larger matrix is a batch of its own.
+_STACKED = 20_000_000
+_SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -126,11 +130,6 @@ def zeros(parameter: Tensor, state: StateTensor) -> Tensor:
     return sharded_as(parameter, rows, shape, (1, 1)) if is_shard(parameter) else rows
 
 
-# Elements of the matrices that are orthogonalised at once: 40 MB in bfloat16, 200 MB with what the products need. At
-# 71M all matrices of one shape are one batch; a larger matrix is a batch of its own.
-_STACKED = 20_000_000
-
-
 def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
     """Return Muon for the trainable matrices of the layers, and AdamW for the other parameters."""
     own = spec.optimizer_settings or MuonSettings()
@@ -210,9 +209,6 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if tall else x
-
-
-_SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper
 
 
 def make_adafactor(network: Llama, spec: Optim) -> torch.optim.Optimizer:

@@ -42,6 +42,10 @@ _PEER_TIMEOUT = timedelta(minutes=30)  # long, because one process may tokenise 
 _REQUESTS = (None, "interrupted", "cancelled")  # by rising priority
 
 T = TypeVar("T")
+_BUCKET_BYTES = 2**25  # of gradients in one message
+# The most messages in flight before the oldest is waited for. Each holds a copy of its gradients.
+_MOST_IN_FLIGHT = 4
+_NORMS = (RMSNorm, LayerNorm, DyT)
 
 
 class World(Frozen):
@@ -155,11 +159,6 @@ def lost_a_peer(error: BaseException) -> bool:
     )
 
 
-_BUCKET_BYTES = 2**25  # of gradients in one message
-# The most messages in flight before the oldest is waited for. Each holds a copy of its gradients.
-_MOST_IN_FLIGHT = 4
-
-
 class GradientSum:
     """The sums over all processes of the gradients of `parameters` in one update.
 
@@ -241,9 +240,6 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
                 filled = 0
         if bucket:
             yield bucket
-
-
-_NORMS = (RMSNorm, LayerNorm, DyT)
 
 
 class ParallelLayout(Frozen):

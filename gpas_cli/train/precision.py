@@ -12,6 +12,9 @@ from gpas_cli.spec.model import Size
 from gpas_cli.structure import Frozen
 
 _GOOD_UPDATES = 2000  # with finite gradients, after which the scale of the loss is doubled
+# The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
+TOLERANCE = 2e-6
+_WIDE = 512  # features; narrower networks spend more time in attention
 
 
 class Precision(Frozen):
@@ -66,11 +69,6 @@ class LossScale(Frozen):
             return LossScale(max(1.0, self.value / 2))
         grows = self.good + 1 == _GOOD_UPDATES
         return LossScale(self.value * 2) if grows else LossScale(self.value, self.good + 1)
-
-
-# The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
-TOLERANCE = 2e-6
-_WIDE = 512  # features; narrower networks spend more time in attention
 
 
 class MatmulChoice(Frozen):

@@ -36,6 +36,10 @@ from gpas_cli.structure import Frozen
 RENDEZVOUS = "GPAS_RENDEZVOUS"
 GPUS = "GPAS_GPUS"  # how many GPUs the job has, where its scheduler gives it another number than its resources name
 PORTS = range(15000, 32000)  # ports for rendezvous, below the ephemeral ports of Linux
+_GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
+_POLL_SECONDS = 0.05
+_UNFINISHED = (JobExit.INTERRUPTED, JobExit.FAULTY_NODE, JobExit.CANCELLED)  # how a job ended that has not failed
+LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
 class RankEnv(Frozen):
@@ -96,12 +100,6 @@ def _names(environ: Mapping[str, str]) -> tuple[str, str, str]:
     # The count of the step, because `srun -n` may start fewer tasks than the job has.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     return "SLURM_PROCID", size, "SLURM_LOCALID"
-
-
-_GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
-_POLL_SECONDS = 0.05
-_UNFINISHED = (JobExit.INTERRUPTED, JobExit.FAULTY_NODE, JobExit.CANCELLED)  # how a job ended that has not failed
-LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
 def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], signals: Sequence[int]) -> int:

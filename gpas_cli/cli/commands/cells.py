@@ -41,6 +41,7 @@ from gpas_cli.structure import FLAT, Document, DocumentJson, StateJson
 from gpas_cli.words import count, listed
 
 _ASK_ABOVE = 3  # cells
+_NAMED = 20  # cells that are listed before the confirmation, or in a message
 
 
 class _CancelledCellJson(Document):
@@ -102,9 +103,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
 def _counts(states: Sequence[CellStatus]) -> str:
     return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
-
-
-_NAMED = 20  # cells that are listed before the confirmation, or in a message
 
 
 @with_grouped_options

@@ -36,6 +36,9 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, fixed, stopwatch
 
 _PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
+_NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
+_SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
+MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
 
 
 @contextmanager
@@ -150,10 +153,6 @@ def result(status: StageStatus) -> str:
     return f": {status.cause or status.evidence}" if status.state != "done" else ""
 
 
-_NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
-_SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
-
-
 @contextmanager
 def make_train_reporter(console: Console) -> Iterator[_TrainReporter]:
     """Yield a reporter of one cell for `console`, with a live view if it is a terminal."""
@@ -247,9 +246,6 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry], words: Sequence[st
     named = shlex.join(words if varied else dict.fromkeys(entry.grid for entry in chosen if entry.declared))
     watch = (". Watch: ", (f"gpas status {named} --watch", "bold")) if named else (".",)
     say(Text.assemble((", ".join(parts), "bold"), *watch))
-
-
-MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
 
 
 def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:

@@ -44,6 +44,8 @@ from gpas_cli.structure import Frozen
 _MOST_PROBLEMS = 5  # of one file, in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _EXAMPLE = "example"  # true in the solved examples of a file, which stand before the questions
+_LETTERS = 3  # of a name that are in the prompt, and at least as many that are not
+_RECIPE = "1"  # increased when the same text gives other questions
 
 
 class LocalTask(Frozen):
@@ -172,10 +174,6 @@ def _records(source: Path, task: str) -> Iterator[tuple[str, Any]]:
             yield from [(f"{source}, record {number}", row) for number, row in enumerate(rows, start=1)]
             return
     yield from json_values(source)
-
-
-_LETTERS = 3  # of a name that are in the prompt, and at least as many that are not
-_RECIPE = "1"  # increased when the same text gives other questions
 
 
 class EmbeddedTask(Frozen):

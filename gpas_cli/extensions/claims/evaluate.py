@@ -49,6 +49,9 @@ from gpas_cli.structure import Frozen
 _LEVEL = 0.95
 _ALPHA = 0.05
 _POWER = 0.8
+_MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
+SIGN = "sign"
+_LEAST = 1e-16  # of 1 - r^2, which rounding may make 0 or less
 
 
 def evaluate(claim: Claim, known: Recorded) -> Verdict:
@@ -219,9 +222,6 @@ def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
     return number_facts(entry, what, task if slash else None)
 
 
-_MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
-
-
 def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
     """Return the runs without the number that the parts need, each once. A diverged run is an observation."""
     measured = [one for part in parts for pair in part.pairs for one in pair.measured]
@@ -246,10 +246,6 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
     tuned = " --tuned" if claim.tuned else ""
     seeds = max(_MAX_SEEDS, 2 * verdict.n[0])
     return f"gpas run claims {shlex.quote(claim.name)}{size}{tuned} --max-seeds {seeds}"
-
-
-SIGN = "sign"
-_LEAST = 1e-16  # of 1 - r^2, which rounding may make 0 or less
 
 
 class _Assessed(Frozen):

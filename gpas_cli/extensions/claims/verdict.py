@@ -25,6 +25,9 @@ from gpas_cli.words import count
 
 WORDS = (SUPPORTED, CONTRADICTED, UNDECIDED)
 _LARGEST_LOG = math.log(sys.float_info.max)
+SEQUENTIAL = "sequential"  # the name of the test
+_CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
+_STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 
 
 class Part(Frozen):
@@ -308,10 +311,6 @@ def _seed(part: Part, pair: Pair) -> _ClaimSeedJson:
     )  # fmt: skip
 
 
-SEQUENTIAL = "sequential"  # the name of the test
-_CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
-
-
 class PartEvidence(Frozen):
     """The evidence on one part of a claim.
 
@@ -434,9 +433,6 @@ def _assessed(part: Part, level: float) -> PartEvidence:
 
 def _number(pair: Pair) -> int | None:
     return pair.seed if isinstance(pair.seed, int) and not isinstance(pair.seed, bool) else None
-
-
-_STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 
 
 def styled(verdict: str) -> tuple[str, str]:

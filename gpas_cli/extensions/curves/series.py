@@ -39,6 +39,7 @@ _HUES = 8  # distinguishable colours
 _METHOD = ("norm", "gate")  # axes that form the first part of a title
 _NAMED_METHOD = "method"  # the label of curves whose method has a title
 PART = "part"  # the label of curves of a part of the network: W_q
+_ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
 
 class CellCurve(Frozen):
@@ -236,9 +237,6 @@ def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
         if len(set(own)) == len(distinct):
             return own
     return [distinct.index(key) for key in keys]
-
-
-_ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
 
 class Selection(Frozen):

@@ -37,6 +37,8 @@ from gpas_cli.spec.parse import plain
 _PACKAGE = Path(__file__).parents[2]
 _Name = tuple[str, str]  # a module and a name defined in it
 _Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
+CODE = "modeling_gpas"
+CLASS = "GpasForCausalLM"
 
 
 @dataclass
@@ -167,10 +169,6 @@ def _import_blocks(imports: set[_Import]) -> Iterator[str]:
             if name:
                 names[module].append(name if name == local else f"{name} as {local}")
         yield "\n".join([*lines, *(f"from {module} import {', '.join(names[module])}" for module in sorted(names))])
-
-
-CODE = "modeling_gpas"
-CLASS = "GpasForCausalLM"
 
 
 def llama_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:

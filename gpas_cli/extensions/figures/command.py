@@ -43,6 +43,8 @@ _Smooth = Annotated[
         show_default=False,
     ),
 ]
+_PAPER_FILES = (".pdf", ".svg", ".png")
+_SHOWN = 4  # cells that a message names
 
 
 @app.command("curves")
@@ -174,10 +176,6 @@ def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
     """Return what is drawn and the names of the grids: "Gradient norm, quickstart"."""
     drawn = selection.quantity.title
     return f"{drawn[:1].upper()}{drawn[1:]}, {listed(list(dict.fromkeys(entry.grid for entry in chosen)), 3)}"
-
-
-_PAPER_FILES = (".pdf", ".svg", ".png")
-_SHOWN = 4  # cells that a message names
 
 
 class _PaperFigureJson(Document):

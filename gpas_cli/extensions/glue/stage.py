@@ -21,6 +21,7 @@ REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _AVERAGE = "average"
 _ACCURACY, _RATE = "glue_accuracy", "glue_lr"  # the metrics that are reported for each task
 TRAIN = "train"
+_PAPER = ("mnli", "qnli", "sst2")
 
 
 class Task(Frozen):
@@ -67,7 +68,6 @@ TASKS: dict[str, Task] = {
         Task("halves", ("left", "right"), ("ordered", "shuffled"), 1_000, 1_200, 30, embedded=True),
     )
 }
-_PAPER = ("mnli", "qnli", "sst2")
 
 
 def _task_problem(name: str) -> str:

@@ -66,6 +66,7 @@ from gpas_cli.train.training import record_verified
 _STABILITY = "stability"
 _NORMS = "stream_norm"
 _TOKENS = 4096  # the most tokens of each process whose outputs are compared
+ANGULAR = "angular_distance"
 
 
 class Subject(Frozen, kw_only=True):
@@ -258,9 +259,6 @@ def _evaluated(rows: DeviceRows, x: Tensor) -> Tensor:
 
 def _sum_and_count(values: Tensor) -> Tensor:
     return torch.stack([values.sum(), values.new_tensor(len(values))])
-
-
-ANGULAR = "angular_distance"
 
 
 class AngularDistance:

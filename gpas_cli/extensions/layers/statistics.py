@@ -48,6 +48,8 @@ from gpas_cli.spec.stage import BINS, BINS_END
 from gpas_cli.train.evaluate import Watch
 from gpas_cli.train.loss import DeviceRows
 
+_SHARE = "first_token_share"
+
 
 class SublayerOutputs:
     """The distributions of the outputs of a network's sub-layers, summed over forward passes: first those within
@@ -117,9 +119,6 @@ def _ks_distance(shares: Tensor) -> float:
     shares: (BINS + 2,), float64."""
     below = shares.cpu().cumsum(0)[:-1]
     return float((below - torch.special.ndtr(edges())).abs().max())
-
-
-_SHARE = "first_token_share"
 
 
 class LayerStatistics:

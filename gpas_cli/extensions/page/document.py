@@ -23,6 +23,8 @@ SCRIPTS = (
     *("elements.js", "theme.js", "scales.js", "chart_parts.js", "chart.js", "heat_map.js", "figures.js"),
     *("details.js", "cells.js", "live.js", "main.js"),
 )
+# Characters that could end the element or begin another one.
+_HTML = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 class Document(Frozen):
@@ -113,10 +115,6 @@ def _templates() -> Environment:
     )
     made.filters |= {"date": date_and_time, "count": count, **FILTERS}
     return made
-
-
-# Characters that could end the element or begin another one.
-_HTML = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def to_json(data: Any) -> str:

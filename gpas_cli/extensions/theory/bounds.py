@@ -90,6 +90,9 @@ _Map = Callable[[Tensor], Tensor]
 
 # The largest slope of an activation, equations (27) and (29). That of GELU in the tanh form is at x = 1.42.
 _SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
+_LANCZOS_STEPS = 24
+NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
+_IN_SERIES = {"entry", "sum", "out"}
 
 
 class FeedForwardSigmas(Frozen):
@@ -170,10 +173,6 @@ class Surroundings(Frozen):
         branch = self.branch * gate.get("branch", 1.0) * self.branch_norm * module * gate.get("in", 1.0) * self.in_norm
         total = self.skip * gate.get("skip", 1.0) + branch
         return gate.get("out", 1.0) * self.out_norm * gate.get("sum", 1.0) * total * gate.get("entry", 1.0)
-
-
-_LANCZOS_STEPS = 24
-NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
 
 
 def spectral_norm(f: _Map, x: Tensor, steps: int = _LANCZOS_STEPS) -> float:
@@ -325,9 +324,6 @@ def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Te
     with hooked([*network.model.layers, network.model.norm], keep):
         loss = F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
     return list(torch.autograd.grad(loss, entering))
-
-
-_IN_SERIES = {"entry", "sum", "out"}
 
 
 def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> list[float | None]:

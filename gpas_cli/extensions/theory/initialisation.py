@@ -65,6 +65,10 @@ from gpas_cli.words import byte_size
 _MOST_ELEMENTS = 1_000_000
 # Added to the diagonal of X X^T, as a share of its mean, so that equal tokens leave it positive definite.
 _RIDGE = 1e-10
+# Measured tokens: a row of the reference. Attention's bound and its Jacobian depend on their number.
+_TOKENS = 256
+# Built in float32 (4) and then copied to float64 (8).
+_BYTES_PER_PARAMETER = 12
 
 
 class Drawn(TorchFunctionMode):
@@ -132,12 +136,6 @@ def skeleton(model: Model, seed: int, layers: int = 0) -> Llama:
     for parameter in network.parameters():
         parameter.data = parameter.data if parameter.is_meta else parameter.data.double()
     return network
-
-
-# Measured tokens: a row of the reference. Attention's bound and its Jacobian depend on their number.
-_TOKENS = 256
-# Built in float32 (4) and then copied to float64 (8).
-_BYTES_PER_PARAMETER = 12
 
 
 class Sample(Frozen):

@@ -30,6 +30,7 @@ _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-spa
 _TOKENIZERS = "tokenizers, whose losses compare in bits per byte alone"
 _DIGEST = 12  # hex digits of a version or a text
 _NOTHING = TableCell()
+_SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
 
 
 class Gain(Frozen):
@@ -300,8 +301,6 @@ def place(table: Table, row: Row, column: int) -> str:
     """Return the titles of a cell's row and column: "Pre-LN + GPAS 71m"."""
     return f"{row.whole_title} {table.columns[column].title}"
 
-
-_SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
 
 _Place = tuple[int, int]  # row and column of a cell
 

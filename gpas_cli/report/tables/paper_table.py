@@ -31,6 +31,8 @@ from gpas_cli.words import abbreviated, listed
 _NAMED = 3  # cells or rows in one note
 _TOKENS = "train_tokens"  # of a run, beside the settings of its cell
 _OF_RATIOS = 2  # digits
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Serving(Frozen):
@@ -251,10 +253,6 @@ def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: st
     axes = {axis for one in variants for axis in {**first, **one[0].axes} if first.get(axis) != one[0].axes.get(axis)}
     match = f"{len(variants)} cells of {entries[0].grid} match it"
     return [], f"{match} and differ in {listed(sorted(axes - {over}), _NAMED)}; select one with --where"
-
-
-_TIMES = "\N{MULTIPLICATION SIGN}"
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _power(value: float) -> str:

@@ -40,6 +40,7 @@ _AS_PRINTED: tuple[_Place, ...] = (
     *((_PUBLISHED, "text"), (_PUBLISHED, "value"), (_PUBLISHED, "delta")),
 )
 _Line = Mapping[_Place, object]
+_SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
 
 
 def to_csv(table: Table) -> str:
@@ -164,9 +165,6 @@ def to_html(sheet: Sheet) -> str:
     if sheet.notes:
         parts += ['<ul class="notes">', *(f"<li>{_escape(note.text)}</li>" for note in sheet.notes), "</ul>"]
     return "\n".join(parts) + "\n"
-
-
-_SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
 
 
 def _markdown_escape(text: str) -> str:

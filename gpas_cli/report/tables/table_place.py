@@ -20,6 +20,16 @@ from gpas_cli.words import grouped, listed
 
 _NAMED = 12  # rows or columns in one message
 _NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
+# The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
+_COMMANDS = {
+    **dict.fromkeys(RETRIED, "retry"),
+    "unrecorded": "retry --done",
+    "not finite": "retry --done",
+    "unsynced": "db sync",
+    "queued": "",
+    "running": "",
+}
+_MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
 class PlaceName(Frozen):
@@ -189,18 +199,6 @@ def _unnamed(
             return None
         left.remove(found)
     return [labels[axis] for axis in left]
-
-
-# The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
-_COMMANDS = {
-    **dict.fromkeys(RETRIED, "retry"),
-    "unrecorded": "retry --done",
-    "not finite": "retry --done",
-    "unsynced": "db sync",
-    "queued": "",
-    "running": "",
-}
-_MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
 def remedy(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> str:

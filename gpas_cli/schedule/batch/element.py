@@ -35,6 +35,8 @@ from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster,
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import PORTS
 
+_NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
+
 
 class ElementStart:
     """The start of an array element that this task belongs to, here the only task of the only element.
@@ -165,9 +167,6 @@ def _free_port() -> int:
             probe.bind(("", port))
             return port
     raise GpasError(f"no port from {PORTS.start} to {PORTS.stop} is free")
-
-
-_NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
 
 
 class MemoryWatch:

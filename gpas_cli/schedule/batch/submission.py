@@ -39,6 +39,7 @@ from gpas_cli.structure import Frozen, from_mapping, to_mapping
 from gpas_cli.words import count
 
 _SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
+_AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
 
 
 class BatchError(GpasError):
@@ -200,9 +201,6 @@ def close_finished(place: Path) -> None:
             claims = (read_claim(place.parent, key) for keys in made.record.keys for key in keys)
             if not any(claim and claim.submission == name for claim in claims):
                 append_regular(made.folder / "closed").close()
-
-
-_AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
 
 
 def count_failure(submission: Submission, index: int, cause: str) -> str:

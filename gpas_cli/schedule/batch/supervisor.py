@@ -36,6 +36,11 @@ from gpas_cli.worker.ranks import GPUS, outlive_log, recorded_failure
 
 _KILLED = "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"
 _READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
+_POLL_SECONDS = 0.2  # between two checks of the children
+_CHECK_SECONDS = 2.0  # between two checks of the files
+_REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
+_IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
+_WARNINGS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
 
 
 @dataclass
@@ -122,13 +127,6 @@ class _Child:
         if superseded or ended.signal or ended.code == JobExit.FAULTY_NODE:
             return JobExit.INTERRUPTED
         return 1 if self.peer_exit else ended.code or 0
-
-
-_POLL_SECONDS = 0.2  # between two checks of the children
-_CHECK_SECONDS = 2.0  # between two checks of the files
-_REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
-_IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
-_WARNINGS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
 
 
 class _TaskSupervisor:

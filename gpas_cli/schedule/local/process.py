@@ -36,6 +36,9 @@ from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_re
 from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import Frozen
 
+_GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
+_NOT_STARTED = 127  # the shell's exit code for a command that could not be run
+
 
 class Lease(Frozen):
     """Slots taken for one job. The open descriptors `fds` hold them; `variables` go into the job's environment."""
@@ -80,10 +83,6 @@ class Slots:
 
     def _devices(self) -> list[str]:
         return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
-
-
-_GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
-_NOT_STARTED = 127  # the shell's exit code for a command that could not be run
 
 
 @dataclass

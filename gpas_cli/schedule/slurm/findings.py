@@ -45,6 +45,8 @@ _PERMANENT_REASONS = (
     *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
     *("InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
 )
+_SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
+_MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
 
 @dataclass
@@ -124,9 +126,6 @@ def _record_state(asked: _NodeProbe, state: str, reason: str) -> None:
             asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"
 
 
-_SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
-
-
 def _warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
     """Yield findings that compare the time jobs have after a warning with the time a checkpoint takes.
 
@@ -198,9 +197,6 @@ def _of_qos() -> dict[str, float]:
     rows = [line.split("|") for line in lines if line.count("|") >= 2]
     victims = {name for _, _, others, *_ in rows for name in others.split(",")}
     return {name: seconds(grace) for name, grace, *_ in rows if name in victims}
-
-
-_MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
 
 def findings(project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterator[Finding]:

@@ -54,6 +54,11 @@ _OUTSIDE_SIGNALS = frozenset({9, 12, 15})
 _NO_LOG = 53  # slurmstepd's exit signal if it could not open the job's output
 _OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
 _SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
+# Lines that srun and slurmstepd print when a step ends, whatever the reason.
+_ENDING = re.compile(
+    r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
+    r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
+)
 
 
 class Queue(view.Queue, kw_only=True):
@@ -238,13 +243,6 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     line = last_log_line(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {line} ({log})" if line else how
-
-
-# Lines that srun and slurmstepd print when a step ends, whatever the reason.
-_ENDING = re.compile(
-    r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
-    r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
-)
 
 
 def last_log_line(log: Path) -> str:

@@ -28,6 +28,8 @@ from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
 _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
+_NETWORK_TOKENS = 1024  # that a network is given at once, where the cell does not say how many
+_LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
 
 @dataclass(kw_only=True)
@@ -210,10 +212,6 @@ def alike(runs: Path, own: AttemptRecord) -> list[str]:
             if scoring_identity(record.stage, record.parents, record.cell) == wanted:
                 found.add(attempt.key)
     return sorted(found)
-
-
-_NETWORK_TOKENS = 1024  # that a network is given at once, where the cell does not say how many
-_LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
 
 def run_texts(stage: StageContext) -> Outcome:
