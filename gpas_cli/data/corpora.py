@@ -53,16 +53,13 @@ class Document(NamedTuple):
 
 
 class Survey(Frozen):
-    """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone.
-
-    validation_documents, shared: how many there are, and how many of them also occur in the training text, as whole
-    documents; None if unknown.
-    """
+    """Fingerprints of a source's text: equal ones mean equal documents, in both splits or in validation alone."""
 
     fingerprint: str
     validation_fingerprint: str
-    validation_documents: int | None = None
+    validation_documents: int | None = None  # how many there are, None if unknown
     shared: int | None = None
+    """How many validation documents also occur in the training text, as whole documents; None if unknown."""
     by_text: Annotated[bool, "whether the texts of the documents decided the split"] = False
     commit: Annotated[str | None, "of a repository of the hub"] = None
 

@@ -41,19 +41,17 @@ def id_type(vocab: int) -> np.dtype[Any]:
 
 
 class EncodedGroup(Frozen):
-    """The concatenated ids of a group's documents, and of each document: its name (`names`), why it has no text
-    (`faults`, else ""), its number of tokens (`lengths`), the UTF-8 bytes that these stand for (`sizes`) and the bytes
-    of its whole text (`wholes`).
+    """The documents of a group, encoded.
 
     A document without a token to predict has length 0, without even an end token, and no bytes.
     """
 
-    names: Sequence[str]
-    faults: Sequence[str]
-    ids: Ids
-    lengths: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    wholes: NDArray[np.int64]
+    names: Sequence[str]  # of the documents
+    faults: Sequence[str]  # why each document has no text, else ""
+    ids: Ids  # of all documents, concatenated
+    lengths: NDArray[np.int64]  # the number of tokens of each document
+    sizes: NDArray[np.int64]  # the UTF-8 bytes that the tokens of each document stand for
+    wholes: NDArray[np.int64]  # the UTF-8 bytes of each document's whole text
 
 
 def encode_group(documents: _Group, tokenizer: Tokenizer, limit: int | None) -> EncodedGroup:

@@ -142,16 +142,15 @@ class Batch(Frozen):
     """`inputs` and `targets`, int64 [b, time]; targets[i, t] is what the network predicts at inputs[i, t], or IGNORED.
 
     A token sees itself and the tokens before it.
-
-    `prefix`, int64 [b]: how many first tokens every token of the row sees, too; None if no token sees a later one.
-    `starts`, bool [b, time]: whether a document begins at an input, whose tokens see no other document; None if tokens
-    see other documents too.
     """
 
     inputs: Ints
     targets: Ints
     prefix: Ints | None = None
+    """How many first tokens every token of the row sees, too: int64 [b]. None if no token sees a later one."""
     starts: _Flags | None = None
+    """Whether a document begins at an input, whose tokens see no other document: bool [b, time]. None if tokens see
+    other documents too."""
 
     @property
     def predicted(self) -> int:

@@ -137,16 +137,13 @@ class _PairReader(Frozen):
 
 
 class MaskedReader(Frozen):
-    """Reads rows of at most `length` tokens as `spec` says.
-
-    mask_id: the id of the mask token. ids: random tokens are below it. end_id: the end token, which is never chosen.
-    """
+    """Reads rows of at most `length` tokens as `spec` says."""
 
     spec: Masked
     length: int
-    mask_id: int
-    ids: int
-    end_id: int
+    mask_id: int  # the id of the mask token
+    ids: int  # random tokens are below it
+    end_id: int  # the end token, which is never chosen
 
     def batch(self, tokens: Ints, sizes: Ints, rows: Ints, draw: Draw) -> Batch:
         """Return the batch of rows (n, width), of which the first `sizes` tokens count; every token sees all of them.

@@ -32,17 +32,13 @@ _CLOSING = re.compile(r"(?<=[A-Za-z0-9])[)\]:](?=\s|$)")
 
 
 class Question(Frozen):
-    """One multiple-choice question.
+    """One multiple-choice question."""
 
-    context: the text before a choice. choices: the texts that are compared. answer: the index of the right one.
-    delimiter: what stands between context and choice. contexts: a context for each choice, if they differ.
-    """
-
-    context: str
-    choices: tuple[str, ...]
-    answer: int
-    delimiter: str = " "
-    contexts: tuple[str, ...] = ()
+    context: str  # the text before a choice
+    choices: tuple[str, ...]  # the texts that are compared
+    answer: int  # the index of the right choice
+    delimiter: str = " "  # what stands between context and choice
+    contexts: tuple[str, ...] = ()  # a context for each choice, if they differ
 
     def context_of(self, choice: int) -> str:
         """Return the text before choice number `choice`."""

@@ -48,16 +48,14 @@ _SHARD_TOKENS = 16_777_216
 
 
 class Totals(Frozen):
-    """The contents of a number of shards.
-
-    text_bytes: of the whole documents, None in caches of versions before 0.3. left_out: malformed records, by reason.
-    """
+    """The contents of a number of shards."""
 
     documents: int = 0
     tokens: int = 0
     bytes: Annotated[int, "of the text that the tokens stand for"] = 0
     final: Annotated[bool, "whether the source has no more"] = False
     text_bytes: int | None = field(default=0, metadata=HIDDEN)
+    """Of the whole documents, None in caches of versions before 0.3."""
     left_out: Annotated[Mapping[str, int], "malformed records, by reason"] = field(default_factory=dict)
 
     @property
@@ -85,14 +83,13 @@ _Progress = Callable[[Totals], None]
 
 
 class Shard(Frozen):
-    """One complete shard. `last`: the id of its last document, after which the next shard starts. `sha256`: the
-    recorded checksum of its ids and lengths. `kind`: the type of its ids."""
+    """One complete shard."""
 
     stem: Path
     totals: Totals
-    last: str
-    sha256: str
-    kind: np.dtype[Any]
+    last: str  # the id of its last document, after which the next shard starts
+    sha256: str  # the recorded checksum of its ids and lengths
+    kind: np.dtype[Any]  # the type of its ids
 
     @property
     def name(self) -> str:
@@ -408,17 +405,16 @@ def markers_in(folder: Path) -> list[Path]:
 
 
 class CachedCorpus(Frozen):
-    """One token cache. `max_doc_tokens`: ids kept per document, None if documents are whole. `splits`: totals of the
-    shards before the first missing one. `bytes_on_disk`: of everything in the folder."""
+    """One token cache."""
 
     folder: Path
     source: str
     fingerprint: str
     tokenizer: str
     vocab: int
-    max_doc_tokens: int | None
-    bytes_on_disk: int
-    splits: dict[str, Totals] = field(metadata=HIDDEN)
+    max_doc_tokens: int | None  # ids kept per document, None if documents are whole
+    bytes_on_disk: int  # of everything in the folder
+    splits: dict[str, Totals] = field(metadata=HIDDEN)  # totals of the shards before the first missing one
 
 
 def list_caches(cache: Path) -> list[CachedCorpus]:

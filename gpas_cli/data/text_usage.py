@@ -41,20 +41,14 @@ _C4_FILE_BYTES, _C4_FILE_DOCUMENTS, _C4_TEXT_BYTES = 318_800_000, 356_317, 2_170
 
 
 class TextUsage(Frozen):
-    """How a run uses its text.
-
-    `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
-    None if unknown. `targets`: the validation tokens available to predict, None if unknown; `asked`: how many the cell
-    asks for. `estimated`: computed from file sizes, before the text is tokenised. `most_read`: the corpus of a mixture
-    that is read most often, which `epochs` counts; "" without a mixture.
-    """
+    """How a run uses its text. `asked`: the validation tokens that the cell asks for."""
 
     data: Data
-    epochs: float
-    cut: float | None
-    targets: int | None
-    estimated: bool = False
-    most_read: str = ""
+    epochs: float  # how often it reads each row
+    cut: float | None  # the fraction of the training text's bytes that `layout: pad` cuts off, None if unknown
+    targets: int | None  # the validation tokens available to predict, None if unknown
+    estimated: bool = False  # computed from file sizes, before the text is tokenised
+    most_read: str = ""  # the corpus of a mixture that is read most often, which `epochs` counts; "" without a mixture
 
     @property
     def asked(self) -> int:

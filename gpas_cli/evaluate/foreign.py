@@ -14,17 +14,14 @@ from gpas_cli.train.precision import Precision
 
 
 class ForeignNetwork(nn.Module):
-    """A network with the call signature of `model.llama.Llama`, which applies all layers.
+    """A network with the call signature of `model.llama.Llama`, which applies all layers."""
 
-    inner: the module that has its layers. source: what messages call it. predicts: whether it has a head for the next
-    token; without any `read` gets None in place of the head's matrix. mask_id: the token in place of those that its
-    head predicts; None if it predicts the next token, or has no head.
-    """
-
-    inner: Any
-    source: str
+    inner: Any  # the module that has its layers
+    source: str  # what messages call it
     predicts: bool
+    """Whether it has a head for the next token; without any `read` gets None in place of the head's matrix."""
     mask_id: int | None = None
+    """The token in place of those that its head predicts; None if it predicts the next token, or has no head."""
 
     def probe(self) -> Tensor:
         """Return the result of one forward pass over a few tokens."""
@@ -45,11 +42,10 @@ class ForeignNetwork(nn.Module):
 
 
 class Opened(Frozen):
-    """A loaded network with its tokenizer. parameters: their number. positions: the most tokens of a row that it reads;
-    None if they are rotary or unknown."""
+    """A loaded network with its tokenizer."""
 
     network: ForeignNetwork
     precision: Precision
     tokenizer: Tokenizer
-    parameters: int
-    positions: int | None
+    parameters: int  # their number
+    positions: int | None  # the most tokens of a row that it reads; None if they are rotary or unknown

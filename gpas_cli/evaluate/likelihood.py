@@ -53,10 +53,10 @@ class Request(Frozen):
 
 
 class Likelihood(Frozen):
-    """`total`: the sum of log p of the continuation's tokens, in nats. `greedy`: whether each is the likeliest one."""
+    """The likelihood of a continuation."""
 
-    total: float
-    greedy: bool
+    total: float  # the sum of log p of the continuation's tokens, in nats
+    greedy: bool  # whether each token is the likeliest one
 
 
 class ScoringStopped(Exception):
@@ -227,14 +227,13 @@ def _padded(rows: Sequence[_Row]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 class _Plan(Frozen):
     """What to look up in a batch without padding.
 
-    `positions`, (m,): positions of the stream whose logits are needed. `slots` and `tokens`, (p,): index into
-    `positions`, and token to look up there. `requests`: number, and start and end of each request in (p,).
+    `slots` and `tokens`, (p,): index into `positions`, and token to look up there.
     """
 
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int64]  # (m,): positions of the stream whose logits are needed
     slots: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    requests: list[tuple[int, int, int]]
+    requests: list[tuple[int, int, int]]  # number, and start and end of each request in (p,)
 
     @classmethod
     def of(cls, rows: Sequence[_Row], requests: Sequence[Request]) -> _Plan:

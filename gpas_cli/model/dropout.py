@@ -20,16 +20,16 @@ _WORDS = 2**30  # mixed with a token's key it is a key for the whole token
 class Dropout(Frozen):
     """Set each element to 0 with probability `rate` and divide the others by 1 - rate (Srivastava et al. 2014).
 
-    `keys`: a random number for each token of the stream, int32, (batch, time), or (1, n) with a packing. It is dropped
-    from what enters the first layer, and from the output of every sub-layer before its branch norm and the sum, as in
-    Megatron-LM. Attention probabilities keep all their elements: the kernels of fused attention draw masks of their
-    own, and no paper states that it drops them. `words`: the probability that an encoder or a decoder beside it reads
-    the zero vector in place of a token's embedding (Gal and Ghahramani 2016; Takase and Kiyono 2021).
+    Elements are dropped from what enters the first layer, and from the output of every sub-layer before its branch norm
+    and the sum, as in Megatron-LM. Attention probabilities keep all their elements: the kernels of fused attention draw
+    masks of their own, and no paper states that it drops them.
     """
 
     rate: float
-    keys: Tensor
+    keys: Tensor  # a random number for each token of the stream, int32, (batch, time), or (1, n) with a packing
     words: float = 0.0
+    """The probability that an encoder or a decoder beside it reads the zero vector in place of a token's embedding (Gal
+    and Ghahramani 2016; Takase and Kiyono 2021)."""
     EMBEDDING: ClassVar[int] = 0  # the layer number of the stream that enters the first layer
     ATTENTION: ClassVar[int] = 0  # the sites of a layer
     FEED_FORWARD: ClassVar[int] = 1

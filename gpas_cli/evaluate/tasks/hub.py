@@ -125,16 +125,13 @@ def _quac_file(document: Mapping[str, Any]) -> _Questions:
 
 class _DataSet(Frozen):
     """Where the hub has a data set, and the authors' file with its validation questions. Some have no fixed revision:
-    the digest of their questions, which is recorded with each score, tells versions apart.
-
-    in_file, on_hub: return the questions of that file and of the rows of the hub. tested: the split with the questions.
-    """
+    the digest of their questions, which is recorded with each score, tells versions apart."""
 
     where: Mapping[str, str]
     file: str
-    in_file: Callable[[Any], Iterable[dict[str, Any]]] = _squad
-    on_hub: Callable[[Any], Sequence[Any]] = lambda rows: rows
-    tested: str = "validation"
+    in_file: Callable[[Any], Iterable[dict[str, Any]]] = _squad  # returns the questions of the authors' file
+    on_hub: Callable[[Any], Sequence[Any]] = lambda rows: rows  # returns the questions of the rows of the hub
+    tested: str = "validation"  # the split with the questions
 
 
 _DATA_SETS: dict[str, _DataSet] = {
