@@ -47,20 +47,19 @@ def _called(words: str) -> Any:
 class Rounding(Frozen):
     """What decides how a training rounds; all its processes have the same.
 
-    `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: how many a CPU
-    uses, 0 on a GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled;
-    `deterministic`: whether all kernels are deterministic. The others say which of `train.loss.KERNELS` are used:
-    `triton` for the loss, `ragged` for attention to packed rows, `wider` to add up the gradient of the head.
+    `triton`, `ragged` and `wider` say which of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for
+    attention to packed rows, `wider` to add up the gradient of the head.
     """
 
-    device: str = _called("the device")
-    threads: int = _called("threads")
-    torch: str = _called("torch")
-    compiled: bool = _called("compiled layers")
+    device: str = _called("the device")  # the GPU's model, or the instructions of the processor that torch uses
+    threads: int = _called("threads")  # how many a CPU uses, 0 on a GPU, where they change nothing
+    torch: str = _called("torch")  # its version
+    compiled: bool = _called("compiled layers")  # whether layers are compiled
     triton: bool = _called("Triton's kernel of the loss")
     ragged: bool = _called("attention to rows of different lengths in one stream")
     wider: bool = _called("float32 sums of the head's gradient")
     deterministic: bool = _called("deterministic kernels (resources.deterministic)")
+    """Whether all kernels are deterministic."""
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, str]:

@@ -239,25 +239,22 @@ def _digest_of(content: Mapping[str, Any]) -> str:
 class Position(Frozen):
     """The progress of a run, and what a resumed run needs to round exactly as an uninterrupted one.
 
-    `step`: updates done, of `steps` (0 in checkpoints that do not record it); `tokens`: target tokens seen; `seconds`:
-    time spent in updates. `micro_batch` rows at once in
-    each of `processes`, and the float32 matrix product `gemm` (`train.precision`), are kept for a resumed run.
-    `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
-    versions of the code that made the updates, oldest first, separated by blanks. `rounding`: the fields of
-    `train.assemble.Rounding`, {} in checkpoints that do not record them. `loss_scale` and `good_updates`: those of
-    `train.precision.LossScale`, 0 before the first update and in precisions without one.
+    `micro_batch` rows at once in each of `processes`, and the float32 matrix product `gemm` (`train.precision`), are
+    kept for a resumed run. `loss_scale` and `good_updates`: those of `train.precision.LossScale`, 0 before the first
+    update and in precisions without one.
     """
 
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
+    step: int = 0  # updates done
+    tokens: int = 0  # target tokens seen
+    seconds: float = 0.0  # time spent in updates
     micro_batch: int = 0
     processes: int = 1
     gemm: str = ""
-    text: str = ""
-    codes: str = ""
-    steps: int = 0
+    text: str = ""  # what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it
+    codes: str = ""  # the versions of the code that made the updates, oldest first, separated by blanks
+    steps: int = 0  # updates in all, 0 in checkpoints that do not record it
     rounding: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of `train.assemble.Rounding`, {} in checkpoints that do not record them."""
     loss_scale: float = 0.0
     good_updates: int = 0
 

@@ -75,15 +75,11 @@ class _LayerStatistics(Frozen):
 
 
 class GradientNorms(Frozen):
-    """Where an update's gradients are not finite, on the device.
-
-    `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
-    here), before clipping, shape (gradients,).
-    """
+    """Where an update's gradients are not finite, on the device."""
 
     network: Llama
-    held: tuple[bool, ...]
-    norms: Tensor
+    held: tuple[bool, ...]  # which parameters of `network` have a gradient
+    norms: Tensor  # of each of these gradients (for a shard, of its part here), before clipping, shape (gradients,)
 
     def first_fault(self, world: World) -> str:
         """Return the name of the first parameter by depth whose gradient is not finite; "" if there is none. Waits for
@@ -96,11 +92,7 @@ class GradientNorms(Frozen):
 
 
 class Update(Frozen):
-    """The result of one update. Its tensors stay on the device until the observer fetches them.
-
-    `loss_scale`: None in precisions without one. `skipped`: the weights are unchanged, because the gradients were not
-    finite with this scale.
-    """
+    """The result of one update. Its tensors stay on the device until the observer fetches them."""
 
     step: int
     loss: Tensor
@@ -108,8 +100,8 @@ class Update(Frozen):
     grad_norm: Tensor
     layers: _LayerStatistics | None
     gradients: GradientNorms | None = None
-    loss_scale: float | None = None
-    skipped: bool = False
+    loss_scale: float | None = None  # None in precisions without one
+    skipped: bool = False  # the weights are unchanged, because the gradients were not finite with this scale
 
 
 _Streams = Sequence[Mapping[str, Tensor]]
@@ -225,12 +217,7 @@ def micro_batches(
 
 @dataclass
 class Loop:
-    """The state of one training: network, optimizer, batches, and the position reached.
-
-    `selection`: the layers that train in each update, None if all parameters that have gradients do. `depth`: the
-    layers that each update applies, None if it applies all. `dropout`: its rate; `seed`: of its masks.
-    `row_length`: the tokens of the rows that `micro_batch` counts, where batches differ in width; 0 elsewhere.
-    """
+    """The state of one training: network, optimizer, batches, and the position reached."""
 
     network: Llama
     optimizer: torch.optim.Optimizer
@@ -241,11 +228,12 @@ class Loop:
     position: Position = field(default_factory=Position)
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     selection: LayerSelection | None = None
-    depth: DepthTraining | None = None
-    dropout: float = 0.0
+    """The layers that train in each update, None if all parameters that have gradients do."""
+    depth: DepthTraining | None = None  # the layers that each update applies, None if it applies all
+    dropout: float = 0.0  # its rate
     word_dropout: float = 0.0
-    row_length: int = 0
-    seed: int = 0
+    row_length: int = 0  # the tokens of the rows that `micro_batch` counts, where batches differ in width; 0 elsewhere
+    seed: int = 0  # of the masks of dropout
     warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:

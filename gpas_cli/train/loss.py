@@ -127,16 +127,15 @@ class DeviceRows(Frozen):
     """Rows of a batch on their device.
 
     `inputs` and `targets` are (rows, time) without a packing, else (1, n): positions that no target depends on are left
-    out at the end of rows. IGNORED targets do not count. `visible`: None where attention is causal. `targeted`: the
-    tokens that have a target, where only some of them do; None: all count. `dropout`: None but in training.
+    out at the end of rows. IGNORED targets do not count.
     """
 
     inputs: Tensor
     targets: Tensor
     packing: Packing | None
-    visible: Visible | None = None
-    targeted: Packing | None = None
-    dropout: Dropout | None = None
+    visible: Visible | None = None  # None where attention is causal
+    targeted: Packing | None = None  # the tokens that have a target, where only some of them do; None: all count
+    dropout: Dropout | None = None  # None but in training
 
     @classmethod
     def of(

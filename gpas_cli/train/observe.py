@@ -48,15 +48,12 @@ _TABLE_ROWS = 30
 
 
 class Divergence(Frozen):
-    """The update at which a training was found to have diverged, and the reason.
-
-    `finite`: whether its loss and gradient are. `parameter`: the first one whose gradient is not, "" if none is known.
-    """
+    """The update at which a training was found to have diverged, and the reason."""
 
     step: int
     cause: str
-    finite: bool = True
-    parameter: str = ""
+    finite: bool = True  # whether its loss and gradient are
+    parameter: str = ""  # the first one whose gradient is not finite, "" if none is known
 
 
 @dataclass

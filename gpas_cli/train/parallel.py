@@ -243,18 +243,13 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 class ParallelLayout(Frozen):
-    """How a network is distributed.
-
-    `strategy`: none (one process), ddp, fsdp or hsdp, over `nodes`. `recompute`: activations inside a layer are
-    recomputed in the backward pass. `compiled`: layers are compiled, one graph for all with the same wiring.
-    `optimizer`: how much state it keeps.
-    """
+    """How a network is distributed."""
 
     world: World = ALONE
-    strategy: str = "none"
-    recompute: bool = False
-    compiled: bool = False
-    optimizer: OptimizerKind = ADAM
+    strategy: str = "none"  # none (one process), ddp, fsdp or hsdp, over `nodes`
+    recompute: bool = False  # activations inside a layer are recomputed in the backward pass
+    compiled: bool = False  # layers are compiled, one graph for all with the same wiring
+    optimizer: OptimizerKind = ADAM  # how much state it keeps
     nodes: int = 1
 
     def build(self, model: Model, seed: int, precision: Precision) -> Llama:

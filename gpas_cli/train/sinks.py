@@ -35,14 +35,14 @@ class _Sink(Protocol):
 
 
 class Subject(Frozen):
-    """How a run is identified in a sink. `folder`: its run directory; `cell`: its resolved configuration."""
+    """How a run is identified in a sink."""
 
     grid: str
     name: str
     key: str
     number: int
-    folder: Path
-    cell: Mapping[str, Any]
+    folder: Path  # its run directory
+    cell: Mapping[str, Any]  # its resolved configuration
 
 
 def scalars(event: Event) -> tuple[int, dict[str, float]] | None:

@@ -43,29 +43,23 @@ _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is
 
 
 class TrunkStart(Frozen):
-    """Another training whose updates are the first of this one. `key`: its stage; `checkpoints`: their folder.
-    `events`: returns what it recorded up to an update.
-    """
+    """Another training whose updates are the first of this one."""
 
-    key: str
-    checkpoints: Path
-    events: Callable[[int], Iterable[Event]]
+    key: str  # its stage
+    checkpoints: Path  # their folder
+    events: Callable[[int], Iterable[Event]]  # returns what it recorded up to an update
 
 
 class RunPaths(Frozen):
-    """Where a run reads and writes.
+    """Where a run reads and writes."""
 
-    `checkpoints`: the folder of its own checkpoints; `earlier`: those of earlier attempts; `cache`: the token cache;
-    `root`: the folder that relative data paths start from. `code`: the version of the code that runs, "" if unknown.
-    `trunk`: what a training without a checkpoint starts from, None to start at its first update.
-    """
-
-    checkpoints: Path
-    earlier: Sequence[Path]
-    cache: Path
-    root: Path
-    code: str = ""
+    checkpoints: Path  # the folder of its own checkpoints
+    earlier: Sequence[Path]  # the folders of checkpoints of earlier attempts
+    cache: Path  # the token cache
+    root: Path  # the folder that relative data paths start from
+    code: str = ""  # the version of the code that runs, "" if unknown
     trunk: TrunkStart | None = None
+    """What a training without a checkpoint starts from, None to start at its first update."""
 
 
 class Execution(Frozen):
@@ -96,21 +90,17 @@ class Evaluator(ABC):
 
 
 class TrainingInputs(Frozen):
-    """The inputs of a training.
-
-    recipe: the cell whose network, `optim`, length of rows, dropout, precision and seed the updates have; its other
-    parts are not used. key: the stage that the checkpoints belong to. text: the identity of what is read, which a
-    resumed run must share. start: changes the initialised network before the first update. selection: the layers that
-    train in each update, None for all.
-    """
+    """The inputs of a training."""
 
     recipe: Cell
-    key: str
-    text: str
+    """The cell whose network, `optim`, length of rows, dropout, precision and seed the updates have; its other parts
+    are not used."""
+    key: str  # the stage that the checkpoints belong to
+    text: str  # the identity of what is read, which a resumed run must share
     batches: BatchSource
     evaluator: Evaluator
-    start: Start = leave
-    selection: LayerSelection | None = None
+    start: Start = leave  # changes the initialised network before the first update
+    selection: LayerSelection | None = None  # the layers that train in each update, None for all
     checked: ValidationText | None = None
     """The text of which the shards that are compared with their checksums are recorded."""
     evaluates_first: bool = False

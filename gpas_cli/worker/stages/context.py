@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 
 
 class StageContext(Frozen):
-    """One attempt at a stage, as its runner sees it.
-
-    attempt: the content of attempt.json. directory: where the attempt keeps its files.
-    emit: appends an event to the journal; only the first process has one. stop: polled between updates; returns the
-    outcome to exit with, None to continue. world: the processes of the attempt.
-    """
+    """One attempt at a stage, as its runner sees it."""
 
     cell: Cell
-    attempt: AttemptRecord
-    directory: AttemptDir
-    emit: Emit
-    stop: Stop
-    world: World
+    attempt: AttemptRecord  # the content of attempt.json
+    directory: AttemptDir  # where the attempt keeps its files
+    emit: Emit  # appends an event to the journal; only the first process has one
+    stop: Stop  # polled between updates; returns the outcome to exit with, None to continue
+    world: World  # the processes of the attempt
 
     @property
     def kind(self) -> str:

@@ -34,17 +34,14 @@ _LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
 @dataclass(kw_only=True)
 class ScoreSheet:
-    """The tasks that a stage scores, their scores so far, and where new ones are recorded.
+    """The tasks that a stage scores, their scores so far, and where new ones are recorded."""
 
-    noun: the word for a task in messages. last_metric: returns the metric of a task that is recorded last; a task with
-    it counts as scored. checkpoint: the name of the network in the events.
-    """
-
-    noun: str
+    noun: str  # the word for a task in messages
     tasks: Sequence[str]
     last_metric: Callable[[str], str]
+    """Returns the metric of a task that is recorded last; a task with it counts as scored."""
     scores: _Scores
-    checkpoint: str
+    checkpoint: str  # the name of the network in the events
     emit: Emit
     stop: Stop
     _reported: str = ""  # the task of the last report
