@@ -59,25 +59,23 @@ class Source(Frozen):
 
 
 class Feature(Frozen):
-    """The number that one run contributes: a metric, or a number taken from a curve.
-
-    take: mean, max, min, first, last, slope (per layer or update), log-slope (of the logarithm), exponential-aic (the
-    AIC of a power law through the points minus an exponential's), early-change (share of the movement in the
-    first fifth of the updates), share-positive or count. layers: all, first, later (all but the first), shallower,
-    deeper (halves), pre, post (kinds of layer), or numbers; a list is a conjunction. updates: last, all, or the update
-    at or before which a value was recorded.
-
-    along: axes along which a law is fitted to the metric, for each seed by itself: y = A x^-b has the `exponent` b, and
-    y = E + A x^-b the `offset` E. x: over what.
-    """
+    """The number that one run contributes: a metric, or a number taken from a curve."""
 
     metric: str = ""
     curve: str = ""
     take: str = setting("mean", choices=_TAKES)
+    """One of mean, max, min, first, last, slope (per layer or update), log-slope (of the logarithm), exponential-aic
+    (the AIC of a power law through the points minus an exponential's), early-change (share of the movement in the first
+    fifth of the updates), share-positive or count."""
     layers: tuple[str | int, ...] = setting(("all",), choices=_LAYER_GROUPS, low=1)
+    """Which layers: all, first, later (all but the first), shallower, deeper (halves), pre, post (kinds of layer), or
+    numbers; a list is a conjunction."""
     updates: str | int = setting("last", choices=("last", "all"), low=0)
+    """Which updates: last, all, or the update at or before which a value was recorded."""
     along: tuple[str, ...] = ()
-    x: str = setting("parameters", choices=_FITTED_OVER)
+    """Axes along which a law is fitted to the metric, for each seed by itself: y = A x^-b has the `exponent` b, and
+    y = E + A x^-b the `offset` E."""
+    x: str = setting("parameters", choices=_FITTED_OVER)  # over what the law is fitted
 
     @property
     def title(self) -> str:
@@ -94,30 +92,28 @@ class Feature(Frozen):
 class Comparison(Frozen):
     """One comparison of a claim; it is made for every combination of labels on the axes `by`.
 
-    subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
-    themselves are compared. low, high: the open interval in which the claim places the effect. across: an axis and two
-    of its labels. best: an axis; for the subject and for the base, its label with the best number counts; "" for none.
-    published: paper -> table whose numbers give the published effect; printed: an effect that the text of the source
-    states. marks: the places of its settings in the file.
+    low, high: the open interval in which the claim places the effect.
     """
 
     says: str
     grids: tuple[str, ...]
-    subject: _Labels
+    subject: _Labels  # conditions on labels
     value: Feature
     against: Mapping[str, Label] = field(default_factory=dict)
+    """The labels in which the base differs from the subject, {} if values themselves are compared."""
     compare: str = "difference"
     low: float = -math.inf
     high: float = math.inf
     by: tuple[str, ...] = ()
     over: str = "seed"
-    best: str = ""
-    across: tuple[str, Label, Label] | None = None
+    best: str = ""  # an axis; for the subject and for the base, its label with the best number counts; "" for none
+    across: tuple[str, Label, Label] | None = None  # an axis and two of its labels
     test: str = PAIRED_T
     published: Mapping[Pack, str] = field(default_factory=dict)
-    printed: float | None = None
+    """Paper -> table whose numbers give the published effect."""
+    printed: float | None = None  # an effect that the text of the source states
     mark: Mark = _NOWHERE
-    marks: Mapping[str, Mark] = field(default_factory=dict)
+    marks: Mapping[str, Mark] = field(default_factory=dict)  # the places of its settings in the file
 
     @property
     def logarithmic(self) -> bool:
@@ -229,29 +225,23 @@ class Line(Frozen):
 
 
 class TableSpec(Frozen):
-    """The table of a grid's results.
-
-    rows: the axes of the rows. columns: the axis of the columns, `task` for one column per downstream
-    task, or `text` for one per text. lines, headings: the rows and the columns that the table lists, in their order; a
-    line without a title stands for every row of its band. corner: the heading of the row titles, "" for the metric's.
-    digits: after the point, None for the metric's.
-    value: the metric. over: the axis to average over. best: an axis; each table cell shows its label with the best mean
-    over the seeds; "" for none. against: the labels of the row that differences refer to.
-    published: paper -> name of that paper's table, printed beside our numbers.
-    """
+    """The table of a grid's results."""
 
     title: str
-    rows: tuple[str, ...] = ("norm", "gate")
+    rows: tuple[str, ...] = ("norm", "gate")  # the axes of the rows
     columns: str = "size"
-    value: str = "perplexity"
-    over: str = "seed"
-    best: str = ""
-    against: dict[str, Label] = field(default_factory=dict)
+    """The axis of the columns, `task` for one column per downstream task, or `text` for one per text."""
+    value: str = "perplexity"  # the metric
+    over: str = "seed"  # the axis to average over
+    best: str = ""  # an axis; each table cell shows its label with the best mean over the seeds; "" for none
+    against: dict[str, Label] = field(default_factory=dict)  # the labels of the row that differences refer to
     published: dict[Pack, str] = field(default_factory=dict)
+    """Paper -> name of that paper's table, printed beside our numbers."""
     lines: tuple[Line, ...] = ()
-    headings: tuple[Line, ...] = ()
-    corner: str = ""
-    digits: int | None = None
+    """The rows that the table lists, in their order; a line without a title stands for every row of its band."""
+    headings: tuple[Line, ...] = ()  # the columns that the table lists, in their order
+    corner: str = ""  # the heading of the row titles, "" for the metric's
+    digits: int | None = None  # after the point, None for the metric's
 
     def tuned(self, axis: str) -> TableSpec:
         """Return the table in which each cell is the best of `axis`, which is not in the rows or columns then."""
@@ -260,21 +250,18 @@ class TableSpec(Frozen):
 
 
 class Scope(Frozen):
-    """What the settings of a file's grids may refer to, and what they have by default: recipes and resources by size,
-    and resources by kind of job. `corpora` has the nodes of the corpora in `catalogue`, `grids` the names that the file
-    may use with those in all files."""
+    """What the settings of a file's grids may refer to, and what they have by default."""
 
     catalogue: Catalogue = field(default_factory=Catalogue)
-    recipes: Mapping[str, Node] = field(default_factory=dict)
-    resources: Mapping[str, Resources] = field(default_factory=dict)
-    kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
-    corpora: Mapping[str, Node] = field(default_factory=dict)
-    grids: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, Node] = field(default_factory=dict)  # by size
+    resources: Mapping[str, Resources] = field(default_factory=dict)  # by size
+    kind_resources: ResourceSettings = field(default_factory=ResourceSettings)  # by kind of job
+    corpora: Mapping[str, Node] = field(default_factory=dict)  # the nodes of the corpora in `catalogue`
+    grids: Mapping[str, str] = field(default_factory=dict)  # the names that the file may use with those in all files
 
 
 class Grid(Frozen):
-    """One declared grid. `tuned`: settings of cells by their names without a seed, applied after all others; unless it
-    is empty, the grid has only these cells (`grid.companions`). `scope`: what its file declares."""
+    """One declared grid."""
 
     name: str
     title: str
@@ -286,12 +273,14 @@ class Grid(Frozen):
     override: tuple[Override, ...] = ()
     include: tuple[Include, ...] = ()
     tuned: Mapping[str, Node] = field(default_factory=dict)
+    """Settings of cells by their names without a seed, applied after all others; unless it is empty, the grid has only
+    these cells (`grid.companions`)."""
     cadence: Cadence = field(default_factory=Cadence)
     watch: Monitoring = field(default_factory=Monitoring)
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     table: TableSpec | None = None
     table_node: Node | None = None
-    scope: Scope = field(default_factory=Scope, compare=False, repr=False)
+    scope: Scope = field(default_factory=Scope, compare=False, repr=False)  # what its file declares
 
     @property
     def all_axes(self) -> tuple[Axis, ...]:
@@ -315,21 +304,20 @@ class Grid(Frozen):
 
 
 class Experiments(Frozen):
-    """An experiments.yaml with the packs that it includes. `scope` is that of its own grids; `packs` are the papers
-    that are known, by name; `included` those whose grids belong to it; `site` has the sections of resources in the
-    site's profile; `seeds` has the seeds added beside the file, by grid; `claims` are the file's own by name, each at
-    the sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
+    """An experiments.yaml with the packs that it includes."""
 
     path: Path
     default: str
     grids: Mapping[str, Grid]
-    scope: Scope = field(default_factory=Scope)
-    packs: Mapping[str, Pack] = field(default_factory=known_packs)
-    included: tuple[Pack, ...] = ()
-    site: Mapping[str, Node] = field(default_factory=dict)
-    seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)
+    scope: Scope = field(default_factory=Scope)  # of its own grids
+    packs: Mapping[str, Pack] = field(default_factory=known_packs)  # the papers that are known, by name
+    included: tuple[Pack, ...] = ()  # the packs whose grids belong to it
+    site: Mapping[str, Node] = field(default_factory=dict)  # the sections of resources in the site's profile
+    seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)  # added beside the file, by grid
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
+    """The file's own by name, each at the sizes that it is declared for."""
     expanded: dict[str, list[Entry]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Caches the cells of valid grids by name (`grid.expand`)."""
 
     @property
     def catalogue(self) -> Catalogue:
@@ -381,28 +369,24 @@ class Declared(Frozen):
 
 
 class Entry(Frozen):
-    """One cell of one grid.
-
-    axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
-    resources: of the training. kind_resources: declared for other kinds of job.
-    notes: the reasons of the overrides that changed this cell, and the grid's notes on it, one sentence each.
-    tags: the grid's words for it, by which it is selected.
-    start: the cell that its training starts from, as it is declared.
-    declared: the declaration; None for a recorded cell that no grid declares.
-    """
+    """One cell of one grid."""
 
     cell: Cell
     grid: str
     name: str
     axes: dict[str, Label]
+    """The label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them."""
     cadence: Cadence = field(default_factory=Cadence)
-    resources: Resources = field(default_factory=Resources)
-    kind_resources: Mapping[str, Resources] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)  # of the training
+    kind_resources: Mapping[str, Resources] = field(default_factory=dict)  # declared for other kinds of job
     watch: Monitoring = field(default_factory=Monitoring)
     notes: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
+    """The reasons of the overrides that changed this cell, and the grid's notes on it, one sentence each."""
+    tags: tuple[str, ...] = ()  # the grid's words for it, by which it is selected
     start: Entry | None = field(default=None, compare=False, repr=False)
+    """The cell that its training starts from, as it is declared."""
     declared: Declared | None = field(default=None, compare=False, repr=False)
+    """The declaration; None for a recorded cell that no grid declares."""
 
     @property
     def id(self) -> str:

@@ -94,17 +94,15 @@ class Mark(NamedTuple):
 class Node:
     """A value and its place in the file.
 
-    `key` is the place of the mapping key in front of the value. `depth` and `count` are the levels and the number of
-    nodes of the tree below, with every alias expanded. `span` is where a scalar, with its anchor, begins and ends in
-    the text, in characters.
+    `depth` and `count` are the levels and the number of nodes of the tree below, with every alias expanded.
     """
 
     value: _Scalar | tuple[Node, ...] | dict[str, Node]
     mark: Mark
-    key: Mark | None = None
+    key: Mark | None = None  # the place of the mapping key in front of the value
     depth: int = 1
     count: int = 1
-    span: tuple[int, int] | None = None
+    span: tuple[int, int] | None = None  # where a scalar, with its anchor, begins and ends in the text, in characters
 
     def plain(self) -> Any:
         """Return the value as dicts, lists and scalars, without places."""

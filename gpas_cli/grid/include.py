@@ -28,18 +28,14 @@ _VERSION = 1
 
 @dataclass(eq=False)
 class File:
-    """experiments.yaml, or the grids of a pack.
-
-    pack: None for experiments.yaml. packs: the packs that it may name, by name. item: the entry of `include` that names
-    it. included: the files that it includes.
-    """
+    """experiments.yaml, or the grids of a pack."""
 
     path: Path
     parts: Entries
-    packs: Mapping[str, Pack]
-    item: Part
-    pack: Pack | None = None
-    included: list[File] = field(default_factory=list)
+    packs: Mapping[str, Pack]  # the packs that it may name, by name
+    item: Part  # the entry of `include` that names it
+    pack: Pack | None = None  # None for experiments.yaml
+    included: list[File] = field(default_factory=list)  # the files that it includes
 
     @cached_property
     def sections(self) -> dict[str, Entries]:

@@ -35,13 +35,12 @@ DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
 class Pack(Frozen):
-    """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted.
-    prefix: what stands before the names that it declares."""
+    """A paper in a folder."""
 
     name: str
     folder: Path
-    installed: bool = True
-    prefix: str = ""
+    installed: bool = True  # whether it belongs to this or another installed package, which is trusted
+    prefix: str = ""  # what stands before the names that it declares
 
     def document(self, name: str) -> Path:
         """Return the path of one of its files, which need not exist: `grids`, `numbers`, `claims` or `figures`."""

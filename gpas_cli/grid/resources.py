@@ -87,12 +87,11 @@ def from_site(site: Mapping[str, Node], size: object, kind: str, asked: Resource
 
 
 class ResourceSettings(Frozen):
-    """Settings of jobs in one part of the file. `own`: for all jobs. `by_kind`: for one kind of job, a stage after
-    pretraining or `tokenise`; they override `own`.
-    """
+    """Settings of jobs in one part of the file."""
 
-    own: Node | None = None
+    own: Node | None = None  # for all jobs
     by_kind: Mapping[str, Node] = field(default_factory=dict)
+    """For one kind of job, a stage after pretraining or `tokenise`; they override `own`."""
 
 
 def read_grid_resources(part: Part, stages: Sequence[str]) -> ResourceSettings:

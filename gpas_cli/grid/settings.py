@@ -214,15 +214,12 @@ def name_fault(grid: str) -> str:
 
 
 class Part(Frozen):
-    """A part of a file while it is read: its node, its path, and where its problems are collected.
+    """A part of a file while it is read: its node, its path, and where its problems are collected."""
 
-    node: None for an absent part. mark: its place, the place of the mapping around it if it is absent.
-    """
-
-    node: Node | None
+    node: Node | None  # None for an absent part
     path: SettingPath
     problems: list[Problem]
-    mark: Mark
+    mark: Mark  # its place, the place of the mapping around it if it is absent
 
     @property
     def key(self) -> Mark:

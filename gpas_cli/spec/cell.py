@@ -66,16 +66,12 @@ class LaterStage(Frozen):
 
 
 class Start(Protocol):
-    """The network that a training starts with: one that was not trained here, or that of a cell.
+    """The network that a training starts with: one that was not trained here, or that of a cell."""
 
-    source: what messages call it. name: that in events. tokenizer: `data.tokenizer` of its text. cell: the one that
-    trains it, with its trainings alone; None of a network that was not trained here.
-    """
-
-    source: str
-    name: str
-    tokenizer: str
-    cell: Cell | None
+    source: str  # what messages call it
+    name: str  # what events call it
+    tokenizer: str  # `data.tokenizer` of its text
+    cell: Cell | None  # the one that trains it, with its trainings alone; None of a network that was not trained here
 
     def identity(self) -> Mapping[str, str]:
         """Return what identifies its weights, for keys."""
@@ -98,16 +94,13 @@ class Start(Protocol):
 
 class Cell(CellParts, kw_only=True):
     """Everything that can change a result: network, text, objective, recipe, depth, dropout, precision, seed, and later
-    stages.
+    stages."""
 
-    later: the stages after pretraining in the order in which they run, trainings first.
-    network: a network that was not trained here. Then there is no training, and the other parts only stand for its
-    shape (`Network.described`). start: the network whose weights the training starts with.
-    """
-
-    later: tuple[LaterStage, ...] = ()
+    later: tuple[LaterStage, ...] = ()  # the stages after pretraining in the order in which they run, trainings first
     network: Network | None = None
-    start: Start | None = None
+    """A network that was not trained here. Then there is no training, and the other parts only stand for its shape
+    (`Network.described`)."""
+    start: Start | None = None  # the network whose weights the training starts with
 
     @property
     def is_external(self) -> bool:

@@ -208,15 +208,13 @@ def limit_of(depth: Depth, layers: int, steps: int) -> float:
 
 
 class _ResolvedDepth(Frozen):
-    """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe.
-
-    steps: the number of updates; with `work_of`, as many as cost the same work. last_stage: the updates of the last
-    stage, None without stages; with `work_of`, its share of the updates is as in the stages that `work_of` names.
-    """
+    """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe."""
 
     depth: Depth
-    steps: int
+    steps: int  # the number of updates; with `work_of`, as many as cost the same work
     last_stage: int | None = None
+    """The updates of the last stage, None without stages; with `work_of`, its share of the updates is as in the stages
+    that `work_of` names."""
 
 
 def resolved(depth: Depth, layers: int, steps: int) -> _ResolvedDepth:

@@ -71,28 +71,23 @@ BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 
 class _KnownTask(Frozen):
-    """A task that this program knows.
-
-    chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
-    choice with the largest log p is the right one), perplexity or word_perplexity, f1, exact_match or em. counted: the
-    one that `score` has, if it is another. normed: whether there is acc_norm too, where log p is divided by the length
-    of the choice. questions, tokens: their number, and the tokens of one of them with its choices, to estimate the
-    cost. embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness.
-    generated: the most tokens of an answer that the network writes, 0 if it writes none. until: texts that end an
-    answer; they have the first word of the next prompt among them, since T5's tokenizer has no line ends.
-    """
+    """A task that this program knows."""
 
     name: str
     title: str
-    questions: int
-    tokens: int
-    generated: int = 0
+    questions: int  # their number, to estimate the cost
+    tokens: int  # of one question with its choices, to estimate the cost
+    generated: int = 0  # the most tokens of an answer that the network writes, 0 if it writes none
     until: tuple[str, ...] = ()
+    """Texts that end an answer; they have the first word of the next prompt among them, since T5's tokenizer has no
+    line ends."""
     measure: str = "acc"
-    chance: float | None = None
-    counted: str = ""
-    normed: bool = False
-    embedded: bool = False
+    """The score that tables show: acc (the choice with the largest log p is the right one), perplexity or
+    word_perplexity, f1, exact_match or em."""
+    chance: float | None = None  # the accuracy of guessing in percent, None for perplexities
+    counted: str = ""  # the score that `score` has, if it is another than `measure`
+    normed: bool = False  # whether there is acc_norm too, where log p is divided by the length of the choice
+    embedded: bool = False  # made from the held-out half of the standard library, rather than by lm-evaluation-harness
 
 
 # The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
@@ -380,18 +375,17 @@ class KnownText(Frozen):
     """A text that this program knows: the split `test` of a data set of the Hugging Face hub, or the held-out files of
     Python's standard library.
 
-    repo, configuration, column: the data set, and the column with the text of a document. scored: `all` tokens, or only
-    those of the `last-word` of each document, after the rest of it as context. tokens, documents: about how many there
-    are.
+    tokens, documents: about how many there are.
     """
 
     name: str
-    repo: str
+    repo: str  # the data set
     tokens: int
     documents: int
-    configuration: str = ""
-    column: str = "text"
+    configuration: str = ""  # of the data set
+    column: str = "text"  # the column with the text of a document
     scored: str = "all"
+    """`all` tokens, or only those of the `last-word` of each document, after the rest of it as context."""
 
 
 # The same documents as in the tasks of these names of lm-evaluation-harness.

@@ -54,12 +54,8 @@ class Wiring(Frozen):
     """The slots of one layer's two sub-layers, or of attention's where the feed-forward network has an `ffn` of its
     own. An absent norm is the identity.
 
-    skip, branch: the factors of the two terms of the sum: constants, or learned.
-    `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's input,
-    ungated, is added to the sum of its last sub-layer.
-    value, first_value: the factors of what attention averages: the layer's own values and layer 1's, which are
-    read unless the factor is 0. qkv_norm: queries, keys and values have norms, over each `head` or over the `width` of
-    all heads together; `none`: as the family says.
+    skip, branch: the factors of the two terms of the sum: constants, or learned. value, first_value: the factors of
+    what attention averages: the layer's own values and layer 1's, which are read unless the factor is 0.
     """
 
     in_norm: Norm | None = None
@@ -67,11 +63,13 @@ class Wiring(Frozen):
     out_norm: Norm | None = None
     skip: float | Factor = 1.0
     branch: float | Factor = 1.0
-    home: str = "sum"
-    bottom: bool = False
+    home: str = "sum"  # the slot where the GPAS paper puts the gate for this kind of sub-layer
+    bottom: bool = False  # the layer's input, ungated, is added to the sum of its last sub-layer
     value: float | Factor = 1.0
     first_value: float | Factor = 0.0
     qkv_norm: str = "none"
+    """Queries, keys and values have norms, over each `head` or over the `width` of all heads together; `none`: as the
+    family says."""
     ffn: Wiring | None = None
 
     @property
@@ -95,16 +93,14 @@ class PluginOrigin(Frozen):
 class Scheme:
     """Base class of normalisation schemes: frozen dataclasses that return the wiring of each layer.
 
-    `title` is the label in tables. `init_preset` and `embedding` are the defaults of `init` and `embed` for cells with
-    this scheme. `same_as` names the scheme with the same wiring, and therefore the same key. `origin` is set by
-    `gpas_cli.spec.plugins`.
+    `init_preset` and `embedding` are the defaults of `init` and `embed` for cells with this scheme.
     """
 
-    title: ClassVar[str]
+    title: ClassVar[str]  # the label in tables
     init_preset: ClassVar[str] = "normal"
     embedding: ClassVar[str] = "plain"
-    same_as: ClassVar[str] = ""
-    origin: ClassVar[PluginOrigin | None] = None
+    same_as: ClassVar[str] = ""  # the scheme with the same wiring, and therefore the same key
+    origin: ClassVar[PluginOrigin | None] = None  # set by `gpas_cli.spec.plugins`
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         """Return the wiring of layer `layer` (1 = first) of `depth` layers, as a pure function of the fields."""

@@ -94,16 +94,13 @@ class Frame(Frozen):
 
 
 class Objective:
-    """Base class of objectives: frozen dataclasses.
+    """Base class of objectives: frozen dataclasses."""
 
-    `kind` is the name under which a cell records it. `causal`: every token predicts the next one and sees no later one.
-    `scored_as` is the first word of the metrics of its validation loss, "" for the loss of the next token: losses of
-    different objectives cannot be compared, so their names differ.
-    """
-
-    kind: str
-    causal: ClassVar[bool] = False
+    kind: str  # the name under which a cell records it
+    causal: ClassVar[bool] = False  # every token predicts the next one and sees no later one
     scored_as: ClassVar[str] = ""
+    """The first word of the metrics of its validation loss, "" for the loss of the next token: losses of different
+    objectives cannot be compared, so their names differ."""
     word_dropout: float = 0.0
 
     @property

@@ -50,23 +50,19 @@ class StateTensor(Frozen):
 class OptimizerKind:
     """What the package knows about an optimizer.
 
-    constructor: "module:function"; the function takes the network and the recipe (`Optim`) and returns a
-        torch.optim.Optimizer over every trainable parameter.
-    settings: the fields of `Optim` that it reads and not every other optimizer does. Settings that only other
-        optimizers read cannot change the result: cells are keyed with their defaults.
-    parameters: the dataclass of its own settings, which a recipe has only with this optimizer.
-    tensors: its state tensors, e.g. running averages.
-    counters: the names of its float32 scalars, e.g. the number of steps.
-
-    A checkpoint holds both kinds of state, as `<name>/<state>/<parameter>`.
+    A checkpoint holds both kinds of state, `tensors` and `counters`, as `<name>/<state>/<parameter>`.
     """
 
     name: str
     constructor: str
+    """Where it is, "module:function"; the function takes the network and the recipe (`Optim`) and returns a
+    torch.optim.Optimizer over every trainable parameter."""
     settings: tuple[str, ...] = ()
-    parameters: type | None = None
-    tensors: tuple[StateTensor, ...]
-    counters: tuple[str, ...] = ()
+    """The fields of `Optim` that it reads and not every other optimizer does. Settings that only other optimizers read
+    cannot change the result: cells are keyed with their defaults."""
+    parameters: type | None = None  # the dataclass of its own settings, which a recipe has only with this optimizer
+    tensors: tuple[StateTensor, ...]  # its state tensors, e.g. running averages
+    counters: tuple[str, ...] = ()  # the names of its float32 scalars, e.g. the number of steps
 
     def tensors_of(self, parameter: str) -> dict[str, StateTensor]:
         """Return the state tensors of the parameters of a role, by name."""

@@ -86,18 +86,16 @@ class Section:
 class Network(Protocol):
     """A network in place of a cell's training, read from a section of the cell: a frozen dataclass.
 
-    source: what messages call it. name: that in events. path: its folder, "" if its files are downloaded. precision: of
-    its weights, None if that depends on how they are stored. layers, parameters: their numbers, 0 if unknown.
-    tokenizer: the path of its tokenizer.json.
+    layers, parameters: their numbers, 0 if unknown.
     """
 
-    source: str
-    name: str
-    path: str
-    precision: str | None
+    source: str  # what messages call it
+    name: str  # what events call it
+    path: str  # its folder, "" if its files are downloaded
+    precision: str | None  # of its weights, None if that depends on how they are stored
     layers: int
     parameters: int
-    tokenizer: str
+    tokenizer: str  # the path of its tokenizer.json
 
     def identity(self) -> Mapping[str, str]:
         """Return what identifies the network's numbers, for keys."""

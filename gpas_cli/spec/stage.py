@@ -85,39 +85,30 @@ _Cost = Callable[[CellParts, Cadence, int], float]
 
 
 class StageKind(Frozen, kw_only=True):
-    """One kind of stage: what it is called, what it takes, what it costs and what it reports.
-
-    parameters: the frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell.
-    It is a `spec.section.Section`.
-    trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
-    one process.
-    causal: whether it needs a network that was trained to predict the next token.
-    of_networks: whether it also measures networks that were not trained here.
-    cost: (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate.
-    runner: the function that runs it, or where a job finds it: "module:function".
-    metrics: what it reports, as tables name it.
-    title: how messages name one of them, with "{cell}" for the cell; by default "its NAME of {cell}".
-    origin: set for kinds that come from a plugin.
-    """
+    """One kind of stage: what it is called, what it takes, what it costs and what it reports."""
 
     name: str
     parameters: type | None = None
+    """The frozen dataclass of the cell's section `name`; None for pretraining, whose parameters are the cell. It is a
+    `spec.section.Section`."""
     trains: bool = False
-    causal: bool = False
+    """Whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in one
+    process."""
+    causal: bool = False  # whether it needs a network that was trained to predict the next token
     encoder_decoder: bool = False
     """Whether it is for encoder-decoder networks, which have no other stages, and only for them."""
-    of_networks: bool = False
+    of_networks: bool = False  # whether it also measures networks that were not trained here
     columns: str = ""
     """The name of the columns of a table that has one for each task, text or other thing that it measures."""
     before: str = ""
     """The kind before which it runs, for those of extensions; "" after the engine's."""
-    cost: _Cost
-    runner: str | Callable[..., Any]
-    metrics: tuple[Metric, ...] = ()
-    title: str = ""
+    cost: _Cost  # (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate
+    runner: str | Callable[..., Any]  # the function that runs it, or where a job finds it: "module:function"
+    metrics: tuple[Metric, ...] = ()  # what it reports, as tables name it
+    title: str = ""  # how messages name one of them, with "{cell}" for the cell; by default "its NAME of {cell}"
     titles: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What tables call the columns of its metrics, where that differs from the name."""
-    origin: PluginOrigin | None = None
+    origin: PluginOrigin | None = None  # set for kinds that come from a plugin
 
     def __post_init__(self) -> None:
         own = tuple(replace(metric, stage=self.name) for metric in self.metrics)
