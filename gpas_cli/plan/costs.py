@@ -196,13 +196,12 @@ class DiskUse(Frozen):
 
 
 class Storage(Frozen):
-    """What the jobs add to the disks. `texts`: those that are not tokenised yet; `at_once`: how many trainings are
-    assumed to run at once; `speed`: the tokens per second of a process that tokenises, None if not measured."""
+    """What the jobs add to the disks."""
 
     uses: tuple[DiskUse, ...] = ()
-    texts: tuple[MissingText, ...] = ()
-    at_once: int = 0
-    speed: float | None = None
+    texts: tuple[MissingText, ...] = ()  # those that are not tokenised yet
+    at_once: int = 0  # how many trainings are assumed to run at once
+    speed: float | None = None  # the tokens per second of a process that tokenises, None if not measured
 
 
 def overflows(uses: Iterable[DiskUse], amount: str) -> Iterator[str]:

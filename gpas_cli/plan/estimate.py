@@ -35,20 +35,15 @@ _MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
 class Work(Frozen):
-    """The cost of one job.
-
-    `tokens`: trained tokens plus a third of the evaluated ones. `hours`: wall-clock hours on `devices` devices of the
-    type `device` ("cuda" or "cpu"). `measured`: whether the speed was measured. `whole`: the tokens of a job that
-    starts at its first update.
-    """
+    """The cost of one job."""
 
     job: StageJob
-    tokens: float
-    hours: float
-    device: str
+    tokens: float  # trained tokens plus a third of the evaluated ones
+    hours: float  # wall-clock hours on `devices` devices
+    device: str  # the type of the devices, "cuda" or "cpu"
     devices: int
-    measured: bool
-    whole: float = 0.0
+    measured: bool  # whether the speed was measured
+    whole: float = 0.0  # the tokens of a job that starts at its first update
 
     @property
     def device_hours(self) -> float:

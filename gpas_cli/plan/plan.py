@@ -45,18 +45,13 @@ _NODE_GPUS = 8  # that jobs share elsewhere, unless the largest asks for more
 
 
 class PlanRow(Frozen):
-    """One cell of a plan.
-
-    `action` is the state of the cell, "new" if it has no attempt, or "invalid" if this machine
-    cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
-    `refusals`: why this machine cannot complete it.
-    """
+    """One cell of a plan."""
 
     state: CellStatus
-    action: str
-    detail: str
-    will_run: bool
-    refusals: tuple[str, ...] = ()
+    action: str  # the state of the cell, "new" if it has no attempt, or "invalid" if this machine cannot complete it
+    detail: str  # the reason of `action`
+    will_run: bool  # whether `gpas run` would start a job for it
+    refusals: tuple[str, ...] = ()  # why this machine cannot complete it
 
     @property
     def entry(self) -> Entry:
@@ -72,19 +67,15 @@ class CostElsewhere(Frozen):
 
 
 class Plan(Frozen):
-    """The actions of `gpas run` for some cells.
-
-    `stages`: the number of unique stages by state. `uses`: how often cells, teachers and trunks refer to them. `jobs`:
-    the jobs that a run would start, first those that tokenise, then the stages, parents first. `machine`: where they
-    would run, or the machine that the estimate is for.
-    """
+    """The actions of `gpas run` for some cells."""
 
     rows: tuple[PlanRow, ...]
-    stages: Mapping[str, int]
-    uses: int
+    stages: Mapping[str, int]  # the number of unique stages by state
+    uses: int  # how often cells, teachers and trunks refer to them
     jobs: tuple[StageJob, ...]
+    """The jobs that a run would start, first those that tokenise, then the stages, parents first."""
     estimate: Estimate
-    machine: Machine
+    machine: Machine  # where they would run, or the machine that the estimate is for
     storage: Storage  # what the jobs add to the disks, also those that `machine` has too few GPUs for
     text_warnings: tuple[str, ...] = ()
     text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read

@@ -16,12 +16,12 @@ from gpas_cli.words import grouped
 
 
 class Running(Frozen):
-    """A running cell. `devices`: of its attempt. `spent`: the usage over all attempts at its stages."""
+    """A running cell."""
 
     state: CellStatus
     node: str
-    devices: tuple[str, ...]
-    spent: Usage
+    devices: tuple[str, ...]  # of its attempt
+    spent: Usage  # the usage over all attempts at its stages
 
 
 class GridUsage(Frozen):

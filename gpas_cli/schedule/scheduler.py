@@ -80,16 +80,12 @@ def summarise(entries: Iterable[Entry], endings: Mapping[str, Ending]) -> RunSum
 
 
 class JobBatch(Frozen):
-    """Jobs that a scheduler accepted together.
+    """Jobs that a scheduler accepted together."""
 
-    `name` is the batch's name here, `job` the scheduler's id ("" if unknown). `keys` has the stage keys of each job,
-    and `text` describes the batch to the user.
-    """
-
-    name: str
-    job: str
-    keys: tuple[tuple[str, ...], ...]
-    text: str
+    name: str  # the batch's name here
+    job: str  # the scheduler's id, "" if unknown
+    keys: tuple[tuple[str, ...], ...]  # the stage keys of each job
+    text: str  # describes the batch to the user
 
     @property
     def elements(self) -> int:
@@ -98,21 +94,17 @@ class JobBatch(Frozen):
 
 @dataclass
 class Submitted:
-    """The stages that were submitted to a scheduler, and those that were not.
-
-    `seen` has the status of every stage just before submission. `left` has the stages for which the scheduler has no
-    room yet, `blocked` those with a prerequisite that failed.
-    """
+    """The stages that were submitted to a scheduler, and those that were not."""
 
     batches: list[JobBatch] = field(default_factory=list)
     jobs: int = 0  # stages submitted
     followed: int = 0  # stages that were queued or running already
     over: int = 0  # stages that failed, were cancelled or became unknown earlier and are not retried
     unknown: int = 0  # of these, the unknown ones
-    left: list[StageJob] = field(default_factory=list)
-    blocked: list[StageJob] = field(default_factory=list)
+    left: list[StageJob] = field(default_factory=list)  # stages for which the scheduler has no room yet
+    blocked: list[StageJob] = field(default_factory=list)  # stages with a prerequisite that failed
     notes: list[str] = field(default_factory=list)
-    seen: dict[str, StageStatus] = field(default_factory=dict)
+    seen: dict[str, StageStatus] = field(default_factory=dict)  # the status of every stage just before submission
 
 
 def exit_code(summary: RunSummary) -> Exit:
@@ -161,18 +153,13 @@ class Finding(Frozen):
 
 
 class RunRequest(Frozen, kw_only=True):
-    """The request that `gpas run` makes to a scheduler.
-
-    `retry` names further states in which a stage is run again (failed, cancelled, unknown). `at_once` limits how many
-    jobs run at the same time; None sets no limit. `stop_at_failure`: whether no further job of the run, or of the job
-    array, starts once one has failed.
-    """
+    """The request that `gpas run` makes to a scheduler."""
 
     project: Project
     entries: Sequence[Entry]
-    retry: Collection[str] = ()
-    at_once: int | None = None
-    stop_at_failure: bool = False
+    retry: Collection[str] = ()  # further states in which a stage is run again (failed, cancelled, unknown)
+    at_once: int | None = None  # how many jobs may run at the same time; None sets no limit
+    stop_at_failure: bool = False  # whether no further job of the run, or of the job array, starts once one has failed
     reporter: Reporter = field(default_factory=Reporter)
 
     def ingest(self) -> str:

@@ -109,9 +109,7 @@ def claims_lock(runs: Path) -> Path:
 class Claim(Record, kw_only=True):
     """claim.json: the scheduler that will run a stage, and the process that submitted it.
 
-    `submission` is the scheduler's name for the submission, and `index` the job in it; such a claim outlives its
-    submitter. `submission` is "" if the submitting process runs the stage itself. `after` contains the keys of the
-    stages that the job waits for. `grid` is the grid for which the stage was requested, "" if it is not recorded.
+    A claim with a `submission` outlives its submitter.
     """
 
     submitter: str
@@ -119,10 +117,11 @@ class Claim(Record, kw_only=True):
     pid: int
     time: float
     scheduler: str = field(default="", metadata=ABSENT)
-    submission: str = ""
-    index: int = 0
-    after: tuple[str, ...] = ()
+    submission: str = ""  # the scheduler's name for the submission, "" if the submitting process runs the stage itself
+    index: int = 0  # the job in the submission
+    after: tuple[str, ...] = ()  # the keys of the stages that the job waits for
     grid: str = field(default="", metadata=ABSENT)
+    """The grid for which the stage was requested, "" if it is not recorded."""
 
     def __str__(self) -> str:
         if self.submission:

@@ -50,15 +50,12 @@ class MergedStage(Frozen):
 
 
 class Merge(Frozen):
-    """How to merge. `there` are the other run directories, `checkpoints` whether to copy checkpoints, too.
-
-    dry_run: nothing is copied.
-    """
+    """How to merge."""
 
     runs: Path
-    there: Path
-    checkpoints: bool = False
-    dry_run: bool = False
+    there: Path  # the other run directories
+    checkpoints: bool = False  # whether to copy checkpoints, too
+    dry_run: bool = False  # nothing is copied
 
     @cached_property
     def project(self) -> str:

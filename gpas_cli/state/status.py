@@ -138,18 +138,16 @@ def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
 class SchedulerJob(Frozen):
     """A job as its scheduler reports it. `str()` returns one line for people.
 
-    `state` is the scheduler's word, `reason` why a pending job has not started. `start`: the expected start of a
-    pending job, as unix time. `place`: the position among the `waiting` jobs of its partition or queue, from 1.
     Strings are "" and numbers 0 if the scheduler does not report them.
     """
 
     id: str
-    state: str
-    reason: str = ""
+    state: str  # the scheduler's word
+    reason: str = ""  # why a pending job has not started
     nodes: str = ""
-    start: float = 0.0
+    start: float = 0.0  # the expected start of a pending job, as unix time
     partition: str = ""
-    place: int = 0
+    place: int = 0  # the position among the `waiting` jobs of its partition or queue, from 1
     waiting: int = 0
 
     @property

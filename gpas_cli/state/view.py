@@ -85,15 +85,12 @@ class ClaimScheduler:
 
 @dataclass
 class SchedulerView:
-    """The reports of submitters and schedulers during one scan. Each is queried once, so create a view per scan.
-
-    `max_age_seconds`: the maximum age of a scheduler's answer, None for the scheduler's own default. `line`: whether to
-    query the positions of waiting jobs as well.
-    """
+    """The reports of submitters and schedulers during one scan. Each is queried once, so create a view per scan."""
 
     runs: Path
     max_age_seconds: float | None = None
-    line: bool = False
+    """The maximum age of a scheduler's answer, None for the scheduler's own default."""
+    line: bool = False  # whether to query the positions of waiting jobs as well
     _lives: dict[str, bool] = field(default_factory=dict)
     _schedulers: dict[str, ClaimScheduler] = field(default_factory=dict)
 

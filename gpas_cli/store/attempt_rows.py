@@ -42,19 +42,15 @@ _UNKNOWN: dict[str, Any] = {column.name: None for column in inspect(AttemptRow).
 
 
 class Stored(Frozen):
-    """What `store_attempts` has stored of an attempt.
-
-    id: None if the attempt had no row; then `columns` are all of its row, and `asked` is its attempt.json.
-    complete: whether the journal was read to its end.
-    """
+    """What `store_attempts` has stored of an attempt."""
 
     attempt: AttemptDir
-    id: int | None
+    id: int | None  # None if the attempt had no row; then `columns` are all of its row, and `asked` is its attempt.json
     asked: AttemptRecord | None
     columns: dict[str, Any]
     changes: Changes
     changed: bool
-    complete: bool
+    complete: bool  # whether the journal was read to its end
 
 
 class Unreadable(Exception):

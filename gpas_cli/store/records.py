@@ -35,28 +35,23 @@ class Trunk(Frozen):
 
 
 class StageRecord(Record, kw_only=True):
-    """One stage to be run: the part that attempt.json shares with the lines of elements.jsonl.
+    """One stage to be run: the part that attempt.json shares with the lines of elements.jsonl."""
 
-    `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
-    what this one reads, "" if no such job is needed; `demand` is what such a job prepares. `trunk` is where it starts.
-    `resources` never have the values of `spec.run.PRIVATE`, also when a file of an earlier version had them.
-    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is the title of a plugin's stage.
-    """
-
-    plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)
-    stage_plugins: tuple[PluginOrigin, ...] = field(default=(), metadata=ABSENT)
-    title: str = field(default="", metadata=ABSENT)
+    plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)  # defines the cell's scheme
+    stage_plugins: tuple[PluginOrigin, ...] = field(default=(), metadata=ABSENT)  # define the cell's stages
+    title: str = field(default="", metadata=ABSENT)  # the title of a plugin's stage
     stage: str
     key: str
     parents: tuple[str, ...] = ()
     text: str = field(default="", metadata=ABSENT)
-    trunk: Trunk | None = field(default=None, metadata=ABSENT)
-    demand: TextDemand | None = field(default=None, metadata=ABSENT)
-    cell: Mapping[str, Any]
+    """The key of the job that tokenises what this one reads, "" if no such job is needed."""
+    trunk: Trunk | None = field(default=None, metadata=ABSENT)  # where it starts
+    demand: TextDemand | None = field(default=None, metadata=ABSENT)  # what the job that tokenises prepares
+    cell: Mapping[str, Any]  # what `Cell.to_mapping` returns; `resolve_cell` revives it
     grid: str
     name: str
     axes: Mapping[str, Any]
-    resources: Resources
+    resources: Resources  # never with the values of `spec.run.PRIVATE`, also when a file of an earlier version had them
     cadence: Cadence
     watch: Monitoring = field(default_factory=Monitoring)
 
@@ -86,15 +81,15 @@ class StageRecord(Record, kw_only=True):
 class ElementRecord(StageRecord, kw_only=True):
     """One stage of an array element: a line of elements.jsonl is a list of them.
 
-    `larger` names the resources of which a later attempt asks for more. `reduce` asks for half the micro-batch of the
-    last attempt, because memory ran out; it may say what shows that. `again` says why the stage is run once more with
-    the same micro-batch: with more memory or time, or in the same job. In the file, both are about the first attempt.
+    In the file, `reduce` and `again` are about the first attempt.
     """
 
     threads: int
-    larger: tuple[str, ...] = field(default=(), metadata=ABSENT)
+    larger: tuple[str, ...] = field(default=(), metadata=ABSENT)  # the resources of which a later attempt asks for more
     reduce: bool | str = field(default=False, metadata=ABSENT)
+    """Asks for half the micro-batch of the last attempt, because memory ran out; it may say what shows that."""
     again: str = field(default="", metadata=ABSENT)
+    """Why the stage is run once more with the same micro-batch: with more memory or time, or in the same job."""
 
 
 class Folders(Frozen):
@@ -168,13 +163,12 @@ class AttemptRecord(StageRecord, kw_only=True):
 
 
 class BenchRequest(StageRecord, kw_only=True):
-    """What the process that measures a cell reads. `processes`: how many share an update in the job. `profile`: whether
-    it also profiles updates."""
+    """What the process that measures a cell reads."""
 
     threads: int
     seconds: float
-    processes: int = 1
-    profile: bool = False
+    processes: int = 1  # how many share an update in the job
+    profile: bool = False  # whether it also profiles updates
 
 
 class ExitRecord(Record, kw_only=True):

@@ -55,16 +55,13 @@ class BatchJob(SchedulerJob):
 
 
 class Queue(Record, kw_only=True):
-    """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 if it never has.
+    """An answer: job name -> array index -> job."""
 
-    `error` is why there is no newer answer, "" if this one is fresh. `own`: this process sent the query; the times of
-    other answers may come from other clocks.
-    """
-
-    time: float = 0.0
+    time: float = 0.0  # when the scheduler gave it, 0 if it never has
     jobs: Mapping[str, Mapping[int, BatchJob]] = field(default_factory=dict)
-    error: str = ""
+    error: str = ""  # why there is no newer answer, "" if this one is fresh
     own: bool = field(default=False, metadata=ABSENT)
+    """This process sent the query; the times of other answers may come from other clocks."""
 
     def find(self, name: str, index: int) -> BatchJob | None:
         """Return the element of the array of that name. SLURM keeps one record of an array cancelled as a whole."""
