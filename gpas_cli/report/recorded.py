@@ -54,10 +54,7 @@ class Result(Frozen, kw_only=True):
     """What the latest done or diverged attempt of a stage reported.
 
     scores: from all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
-    these tasks and the outcome is PARTIAL.
-
-    gone: the run directories of this and every other such attempt are gone, so nothing confirms the numbers. device:
-    e.g. "cpu" or "cuda". ended: unix time. fingerprint: of the training text. None means not recorded.
+    these tasks and the outcome is PARTIAL. None means not recorded.
     """
 
     key: str
@@ -68,18 +65,19 @@ class Result(Frozen, kw_only=True):
     metrics: Mapping[str, float] = field(default_factory=dict)
     cause: str = ""
     host: str | None = None
-    device: str | None = None
+    device: str | None = None  # e.g. "cpu" or "cuda"
     gpu: str | None = None
     precision: str | None = None
     code: str | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # of the training text
     validation_fingerprint: str | None = None
     parameters: int | None = None
     last_step: int | None = None
-    ended: float | None = None
+    ended: float | None = None  # unix time
     gone: bool = False
+    """The run directories of this and every other such attempt are gone, so nothing confirms the numbers."""
     scores: tuple[Score, ...] = ()
 
     @property
@@ -272,18 +270,15 @@ def _real(value: float | None) -> float:
 
 
 class Recorded(Frozen):
-    """States and results of the entries' stages, by stage key.
-
-    states: until a stage has been run again, that of its earlier result.
-    engine: the database, closed when `recorded` ends; None if nothing has been run yet, or if it was not asked for.
-    problem: why the results are not up to date, "" if they are.
-    """
+    """States and results of the entries' stages, by stage key."""
 
     entries: tuple[Entry, ...]
     states: Mapping[str, State] = field(default_factory=dict)
+    """Until a stage has been run again, that of its earlier result."""
     results: Mapping[str, Result] = field(default_factory=dict)
     engine: Engine | None = None
-    problem: str = ""
+    """The database, closed when `recorded` ends; None if nothing has been run yet, or if it was not asked for."""
+    problem: str = ""  # why the results are not up to date, "" if they are
 
 
 @contextmanager

@@ -239,18 +239,17 @@ def _further(size: float, pairs: int, level: float, power: float) -> int | None:
 
 
 class Growth(Frozen):
-    """How a quantity grows over depth, as a fitted law. exponential: c e^(bx), otherwise c x^b. rate: b. r_squared: of
-    log y.
+    """How a quantity grows over depth, as a fitted law.
 
     Both laws are lines in log y, fitted by least squares, and have as many parameters, so that their AIC can be
     compared: for n points with the residual sum of squares S it is n ln(S / n) + 6, with three parameters (c, b and the
     variance of log y).
     """
 
-    exponential: bool
+    exponential: bool  # c e^(bx), otherwise c x^b
     factor: float
-    rate: float
-    r_squared: float
+    rate: float  # b
+    r_squared: float  # of log y
     aic: float
 
     def at(self, x: float) -> float:

@@ -34,19 +34,16 @@ class Deviation(Frozen):
 
 
 class _Recipe(Frozen):
-    """How some published networks were trained, as in the file. stated_in: where the source says so.
+    """How some published networks were trained, as in the file."""
 
-    exceptions: `settings` of the rows with the labels `where`, stated in the paper, or in its code if `origin` says so.
-    columns: the `axis` and the `labels` that lists of values are by.
-    """
-
-    stated_in: str
+    stated_in: str  # where the source says so
     settings: Mapping[str, Any]
     code: Mapping[str, Any] = field(default_factory=dict)
     not_here: Mapping[str, Any] = field(default_factory=dict)
     unstated: Sequence[str] = ()
     exceptions: Sequence[Mapping[str, Any]] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    """`settings` of the rows with the labels `where`, stated in the paper, or in its code if `origin` says so."""
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the `axis` and the `labels` that lists of values are by
 
     def settings_of(self, labels: CellLabels) -> dict[str, tuple[Any, str]]:
         """Return setting -> (value, origin) of the cell with these labels, of the settings that are known."""

@@ -32,23 +32,20 @@ _LARGEST = 709  # of the losses whose perplexity a float can be
 
 
 class EntryStatus(Frozen):
-    """One entry of a table cell. `seed` is its label on the averaged axis; `value` is None unless `state` is "done".
-
-    state: as in `gpas status` ("done" for a task with a score, even if its stage is not), or "unsynced" (done, but not
-    yet in the database) or "unrecorded" (done without this metric). progress: the fraction of the stage that is done,
-    if known. withheld: a result in the database that is not shown, because the run directories no longer contain it.
-    stderr: the standard error of a score over its questions.
-    """
+    """One entry of a table cell."""
 
     entry: Entry
-    seed: Label | None
+    seed: Label | None  # its label on the averaged axis
     state: str
+    """As in `gpas status` ("done" for a task with a score, even if its stage is not), or "unsynced" (done, but not yet
+    in the database) or "unrecorded" (done without this metric)."""
     key: str
-    value: float | None = None
-    progress: float | None = None
+    value: float | None = None  # None unless `state` is "done"
+    progress: float | None = None  # the fraction of the stage that is done, if known
     result: Result | None = None
-    stderr: float | None = None
+    stderr: float | None = None  # the standard error of a score over its questions
     withheld: Result | None = None
+    """A result in the database that is not shown, because the run directories no longer contain it."""
 
 
 def entry_status(

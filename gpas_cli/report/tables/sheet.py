@@ -130,20 +130,17 @@ PLAIN = Style(one_line, str, str)
 
 
 class Sheet(Frozen):
-    """A table as text.
-
-    texts: the lines in a style, the header first; every line has as many texts as the header, its title first.
-    groups: columns, without the first, that belong together: ours, and the contributed and published ones beside it.
-    origins: whose the numbers of each column are: ours, contributed, published. notes: below the table. rules: the
-    lines, counted from 1 for the first after the header, that have a rule above.
-    """
+    """A table as text."""
 
     title: str
     texts: Callable[[Style], list[list[str]]]
+    """The lines in a style, the header first; every line has as many texts as the header, its title first."""
     groups: Sequence[Sequence[int]]
-    notes: Sequence[Note] = ()
+    """Columns, without the first, that belong together: ours, and the contributed and published ones beside it."""
+    notes: Sequence[Note] = ()  # below the table
     rules: frozenset[int] = field(default_factory=frozenset)
-    origins: Sequence[str] = ()
+    """The lines, counted from 1 for the first after the header, that have a rule above."""
+    origins: Sequence[str] = ()  # whose the numbers of each column are: ours, contributed, published
 
     def with_notes(self, which: str, width: int = 120) -> "Sheet":
         """Return the table with the notes `which`: all, none or short.

@@ -38,16 +38,12 @@ from gpas_cli.structure import Frozen
 
 
 class Printed(Frozen):
-    """A published cell beside one of ours, and its difference from the published base.
-
-    deviations: where our cell differs from the recipe of the number. unserved: why no cell of ours
-    matches it; "" if one does.
-    """
+    """A published cell beside one of ours, and its difference from the published base."""
 
     cell: PublishedCell
     delta: float | None = None
-    deviations: tuple[Deviation, ...] = ()
-    unserved: str = ""
+    deviations: tuple[Deviation, ...] = ()  # where our cell differs from the recipe of the number
+    unserved: str = ""  # why no cell of ours matches it; "" if one does
 
     @property
     def value(self) -> float | None:
@@ -113,21 +109,17 @@ class TableCell(Frozen):
 
 
 class Row(Frozen):
-    """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
-
-    full: the title with what the row has in common with its base, if that is above: "Pre-LN + GPAS" of "+ GPAS".
-    section: the heading above the row and its neighbours, if the table has such headings. line: in a paper's table, the
-    row as it is listed.
-    """
+    """One method."""
 
     key: RowKey
     title: str
     cells: tuple[TableCell, ...]
     indent: int = 0
-    base: RowKey | None = None
+    base: RowKey | None = None  # the key of the row that its deltas refer to, None for a row that is itself a base
     full: str = ""
-    section: str = ""
-    line: Line | None = None
+    """The title with what the row has in common with its base, if that is above: "Pre-LN + GPAS" of "+ GPAS"."""
+    section: str = ""  # the heading above the row and its neighbours, if the table has such headings
+    line: Line | None = None  # in a paper's table, the row as it is listed
 
     @property
     def full_title(self) -> str:
@@ -208,15 +200,15 @@ class Table(Frozen):
 class Spot(Frozen):
     """What a cell of a table shows: the number of some cells of the grid, and published numbers beside it.
 
-    runs: the entries, each with the task or text that its number is measured on, None for the usual one. beside: the
-    published cells by source, those beside an entry's number or, for None, beside no number. unserved: why no cell of
-    ours is there. base, unit: the row and column of the number that it is compared with, and of its unit.
+    base, unit: the row and column of the number that it is compared with, and of its unit.
     """
 
     metric: Metric
     runs: Sequence[tuple[Entry, str | None]] = ()
+    """The entries, each with the task or text that its number is measured on, None for the usual one."""
     beside: Callable[[Entry | None], Mapping[str, PublishedCell]] = lambda entry: {}
-    unserved: str = ""
+    """The published cells by source, those beside an entry's number or, for None, beside no number."""
+    unserved: str = ""  # why no cell of ours is there
     base: tuple[int, int] | None = None
     unit: tuple[int, int] | None = None
 
