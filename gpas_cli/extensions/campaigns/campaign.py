@@ -34,19 +34,16 @@ _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide 
 
 
 class Candidate(Frozen):
-    """A part that is undecided, and the seeds that it would get next.
+    """A part that is undecided, and the seeds that it would get next."""
 
-    at: the positions of the claim and of the part. chances: the probability of a decision after 1, 2, ... further
-    seeds, as simulated with the effects so far. cells: the cells to run for the seeds, which take so many hours.
-    """
-
-    at: tuple[int, int]
+    at: tuple[int, int]  # the positions of the claim and of the part
     part: PartEvidence
     seeds: tuple[int, ...]
     chances: tuple[float, ...]
-    cells: tuple[Entry, ...] = ()
-    gpu_hours: float = 0.0
-    core_hours: float = 0.0
+    """The probability of a decision after 1, 2, ... further seeds, as simulated with the effects so far."""
+    cells: tuple[Entry, ...] = ()  # to run for the seeds
+    gpu_hours: float = 0.0  # that the cells take
+    core_hours: float = 0.0  # that the cells take
 
     @property
     def value(self) -> float:
@@ -65,25 +62,20 @@ def entries_of(following: Iterable[Candidate]) -> list[Entry]:
 
 @dataclass
 class Campaign:
-    """Claims to decide, the cells to run for them, and what has been added so far.
-
-    where: conditions on the cells to run. level: of the test. max_seeds: the most seeds of a part. recorded: opens what
-    is recorded about some cells. cost: of running some cells. added: seeds by grid and cell. stuck: positions (claim,
-    part) whose runs gave no number. rounds: of runs. failed: whether a run failed.
-    """
+    """Claims to decide, the cells to run for them, and what has been added so far."""
 
     claims: list[Claim]
-    where: list[str]
-    level: float
-    max_seeds: int
+    where: list[str]  # conditions on the cells to run
+    level: float  # of the test
+    max_seeds: int  # the most seeds of a part
     project: Project
     experiments: Experiments
-    recorded: Callable[[list[Entry]], AbstractContextManager[Recorded]]
-    cost: Callable[[list[Entry]], Estimate]
-    added: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    stuck: set[tuple[int, int]] = field(default_factory=set)
-    rounds: int = 0
-    failed: bool = False
+    recorded: Callable[[list[Entry]], AbstractContextManager[Recorded]]  # opens what is recorded about some cells
+    cost: Callable[[list[Entry]], Estimate]  # of running some cells
+    added: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # seeds by grid and cell
+    stuck: set[tuple[int, int]] = field(default_factory=set)  # positions (claim, part) whose runs gave no number
+    rounds: int = 0  # of runs
+    failed: bool = False  # whether a run failed
 
     def evidence(self, declared: Experiments | None = None) -> list[ClaimEvidence]:
         """Return the evidence on each claim from the recorded results of the cells of `declared`, by default of the

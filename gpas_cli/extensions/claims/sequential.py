@@ -51,13 +51,13 @@ class Evidence(Frozen):
     """What `n` finite effects say about the claim that their mean lies in an open interval.
 
     inside, outside: e-values, the factors by which the effects speak for a mean inside and beyond the bounds; at most
-    1 / level means undecided at `level`. interval: the confidence sequence at its n, None while it is unbounded.
+    1 / level means undecided at `level`.
     """
 
     n: int
     inside: float = 1.0
     outside: float = 1.0
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # the confidence sequence at its n, None while it is unbounded
 
     @property
     def p_inside(self) -> float:

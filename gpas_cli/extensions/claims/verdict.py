@@ -31,14 +31,7 @@ _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 
 
 class Part(Frozen):
-    """One comparison at one combination of labels.
-
-    effect, interval: the mean over seeds and its 95 % interval, in units of the value; of ratios, the geometric mean.
-    p: two-sided, for the side of the claimed interval on which the effect is; adjusted: by Holm over the parts. needed:
-    further seeds with which the test would decide with a probability of 80 %, if effect and spread stay, None for more
-    than thousands; needed_range: the same at the ends of the 80 % interval of the effect in standard deviations.
-    printed: the effect in each source, by source; under "" the one that the text states.
-    """
+    """One comparison at one combination of labels."""
 
     comparison: Comparison
     labels: Mapping[str, Label | None]
@@ -46,14 +39,18 @@ class Part(Frozen):
     pairs: tuple[Pair, ...]
     verdict: str = UNDECIDED
     test: str = "t"
-    effect: float | None = None
-    interval: tuple[float, float] | None = None
-    p: float | None = None
-    adjusted: float | None = None
+    effect: float | None = None  # the mean over seeds, in units of the value; of ratios, the geometric mean
+    interval: tuple[float, float] | None = None  # the 95 % interval of the effect, in its units
+    p: float | None = None  # two-sided, for the side of the claimed interval on which the effect is
+    adjusted: float | None = None  # by Holm over the parts
     inside: float | None = None
     needed: int | None = None
+    """Further seeds with which the test would decide with a probability of 80 %, if effect and spread stay, None for
+    more than thousands."""
     needed_range: tuple[int | None, int | None] = (None, None)
+    """The same at the ends of the 80 % interval of the effect in standard deviations."""
     printed: Mapping[str, float] = field(default_factory=dict)
+    """The effect in each source, by source; under "" the one that the text states."""
     reason: str = ""
 
     @property
@@ -312,17 +309,13 @@ def _seed(part: Part, pair: Pair) -> _ClaimSeedJson:
 
 
 class PartEvidence(Frozen):
-    """The evidence on one part of a claim.
-
-    seeds: the seeds that are used, in order. pending: later seeds of the grid, in order. effects: one for each of
-    `seeds`, on the scale of the test, None if both runs diverged.
-    """
+    """The evidence on one part of a claim."""
 
     part: Part
     evidence: Evidence
-    seeds: tuple[int, ...]
-    effects: tuple[float | None, ...]
-    pending: tuple[int, ...]
+    seeds: tuple[int, ...]  # the seeds that are used, in order
+    effects: tuple[float | None, ...]  # one for each of `seeds`, on the scale of the test, None if both runs diverged
+    pending: tuple[int, ...]  # later seeds of the grid, in order
     verdict: str = UNDECIDED
 
     @property

@@ -43,28 +43,21 @@ _ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
 
 class CellCurve(Frozen):
-    """The curve of one cell: finite points (x, y) in order of x, points marked as spikes, and the final norm's value.
-
-    over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
-    matrix: the rows of a heat map, from the lowest. columns: the x of its columns, by default 1, 2, ...
-    stage: the key of the stage that recorded it, "" for other curves. method: the title of the cell's method, "" to
-    derive it from the cell's labels; method_axes: the axes whose labels this title replaces. variant: labels that
-    distinguish several curves of one cell: (("layer", 3),). raw: the points before they were smoothed.
-    """
+    """The curve of one cell."""
 
     entry: Entry
-    over: str
-    points: Points
-    marks: Points = ()
-    final_norm: float | None = None
-    step: int | None = None
-    matrix: tuple[tuple[float, ...], ...] = ()
-    columns: tuple[float, ...] = ()
-    stage: str = ""
-    method: str = ""
-    method_axes: tuple[str, ...] = ()
-    variant: tuple[tuple[str, Label], ...] = ()
-    raw: Points = ()
+    over: str  # the axis that is averaged, usually `seed`
+    points: Points  # finite, (x, y) in order of x
+    marks: Points = ()  # points marked as spikes
+    final_norm: float | None = None  # the final norm's value
+    step: int | None = None  # the update at which a curve by layer was recorded
+    matrix: tuple[tuple[float, ...], ...] = ()  # the rows of a heat map, from the lowest
+    columns: tuple[float, ...] = ()  # the x of the columns of `matrix`, by default 1, 2, ...
+    stage: str = ""  # the key of the stage that recorded it, "" for other curves
+    method: str = ""  # the title of the cell's method, "" to derive it from the cell's labels
+    method_axes: tuple[str, ...] = ()  # the axes whose labels `method` replaces
+    variant: tuple[tuple[str, Label], ...] = ()  # labels that distinguish several curves of one cell: (("layer", 3),)
+    raw: Points = ()  # the points before they were smoothed
 
     @property
     def over_label(self) -> Label | None:
@@ -240,23 +233,19 @@ def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
 
 
 class Selection(Frozen):
-    """What is drawn of a quantity.
-
-    at: the updates at which a quantity by layer is drawn; () for the last recorded one. planned: the number of updates
-    of the training that `at` refers to, scaled to each cell's own number; 0: `at` counts the cell's own updates.
-    layers: draw a quantity by layer over updates, a curve for each of these layers; () for all of them, None to draw it
-    over layers. every: draw only the first, every n-th and the last of these layers. start: the first update that is
-    drawn, or below 1 the fraction of the training that is left out. over: the axis that is averaged. map: draw layers
-    over updates as a heat map.
-    """
+    """What is drawn of a quantity."""
 
     quantity: Quantity
-    at: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()  # the updates at which a quantity by layer is drawn; () for the last recorded one
     planned: int = 0
+    """The number of updates of the training that `at` refers to, scaled to each cell's own number; 0: `at` counts the
+    cell's own updates."""
     layers: tuple[float, ...] | None = None
-    every: int = 1
-    start: float = 0.0
-    map: bool = False
+    """Draw a quantity by layer over updates, a curve for each of these layers; () for all of them, None to draw it over
+    layers."""
+    every: int = 1  # draw only the first, every n-th and the last of `layers`
+    start: float = 0.0  # the first update that is drawn, or below 1 the fraction of the training that is left out
+    map: bool = False  # draw layers over updates as a heat map
 
     def __post_init__(self) -> None:
         by_layers = self.at or self.layers is not None or self.map

@@ -36,20 +36,16 @@ _RANDOM_ROWS = 4
 
 
 class Export(Frozen, kw_only=True):
-    """How a cell's trained network is exported to `folder`.
-
-    cache, root: of the project. origin: what is recorded about the training. notify: is called before what takes time.
-    max_error: the largest error of folding. bundled: whether to export the code even if folding is possible.
-    """
+    """How a cell's trained network is exported to `folder`."""
 
     cell: Cell
     folder: Path
-    cache: Path
-    root: Path
-    origin: TrainingOrigin
-    notify: Callable[[str], None]
-    max_error: float = _MAX_ERROR
-    bundled: bool = False
+    cache: Path  # of the project
+    root: Path  # of the project
+    origin: TrainingOrigin  # what is recorded about the training
+    notify: Callable[[str], None]  # is called before what takes time
+    max_error: float = _MAX_ERROR  # the largest error of folding
+    bundled: bool = False  # whether to export the code even if folding is possible
 
     def write(self, trained: Path) -> ExportReport:
         """Export the network of `trained`, a checkpoint of the cell's last training stage.

@@ -81,16 +81,13 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class _CachedPositions(Positions, kw_only=True):
-    """The positions of new tokens after those in a cache.
+    """The positions of new tokens after those in a cache."""
 
-    `slots`, (new,), int64: their positions in the cache. `real`, (batch, all), bool: false at padding; None if there is
-    no padding, or only on the right, where causal attention ignores it. `cache`: a transformers cache with the keys and
-    values of the tokens before them, or None.
-    """
-
-    slots: Tensor
+    slots: Tensor  # their positions in the cache: (new,), int64
     real: Tensor | None = None
-    cache: Any = None
+    """False at padding: (batch, all), bool; None if there is no padding, or only on the right, where causal attention
+    ignores it."""
+    cache: Any = None  # a transformers cache with the keys and values of the tokens before them, or None
 
     def mask(self, width: int) -> Tensor | None:
         """Return which of `width` keys each new token sees, bool, (batch or 1, 1, new, width); None: causal order."""

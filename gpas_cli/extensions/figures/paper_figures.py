@@ -51,10 +51,10 @@ _Bounds = Callable[["Entry"], Sequence[float]]
 
 
 class FigureSpec(Frozen):
-    """A figure as declared. `name`: gpas-3a. `paper`: its title in a sentence. The rest as in the module's text."""
+    """A figure as declared. The other fields are as in the module's text."""
 
-    name: str
-    paper: str
+    name: str  # such as gpas-3a
+    paper: str  # its title in a sentence
     title: str
     grid: str
     panels: tuple[Mapping[str, Any], ...]

@@ -40,13 +40,13 @@ class _Example(NamedTuple):
 
 
 class LabelledRows(Frozen):
-    """Tokenised examples. fingerprint: a digest of tokens and labels. cut: how many are longer than a row."""
+    """Tokenised examples."""
 
     ids: Sequence[Ids]
     labels: Sequence[int]
     pad_id: int
-    fingerprint: str
-    cut: int
+    fingerprint: str  # a digest of tokens and labels
+    cut: int  # how many are longer than a row
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -25,22 +25,17 @@ _PAPER = ("mnli", "qnli", "sst2")
 
 
 class Task(Frozen):
-    """A task of classification.
-
-    texts: the columns of one or two texts. labels: the names of the labels 0, 1, ... examples, evaluated, tokens: those
-    to train on, those to evaluate on, and tokens of one, to estimate the cost. titles: of the scores, in tables.
-    embedded: made from the standard library, rather than read from the data. splits: see `held_out`.
-    """
+    """A task of classification."""
 
     name: str
-    texts: tuple[str, ...]
-    labels: tuple[str, ...]
-    examples: int
-    evaluated: int
-    tokens: int
-    titles: Mapping[str, str] = field(default_factory=dict)
-    embedded: bool = False
-    splits: Mapping[str, str] = field(default_factory=dict)
+    texts: tuple[str, ...]  # the columns of one or two texts
+    labels: tuple[str, ...]  # the names of the labels 0, 1, ...
+    examples: int  # those to train on, to estimate the cost
+    evaluated: int  # those to evaluate on, to estimate the cost
+    tokens: int  # of one example, to estimate the cost
+    titles: Mapping[str, str] = field(default_factory=dict)  # of the scores, in tables
+    embedded: bool = False  # made from the standard library, rather than read from the data
+    splits: Mapping[str, str] = field(default_factory=dict)  # see `held_out`
 
     @property
     def held_out(self) -> Mapping[str, str]:

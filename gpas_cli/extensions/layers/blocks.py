@@ -74,18 +74,14 @@ class _Sublayer(Frozen):
 
 @dataclass(eq=False)
 class Blocks:
-    """The residual blocks of a network, first to last.
-
-    sublayers: by part of SUBLAYERS those of each block; `fault` is why they cannot be removed alone, "" if they can.
-    `joined` is why no block can be removed at all. A block returns the stream, or a tuple of `outputs` objects that
-    begins with it. attentions: the attention of each block, empty if none was found.
-    """
+    """The residual blocks of a network, first to last. A block returns the stream, or a tuple of `outputs` objects that
+    begins with it. attentions: the attention of each block, empty if none was found."""
 
     layers: Sequence[nn.Module]
-    sublayers: dict[str, list[_Sublayer]]
+    sublayers: dict[str, list[_Sublayer]]  # by part of SUBLAYERS those of each block
     outputs: int = 0
-    joined: str = ""
-    fault: str = ""
+    joined: str = ""  # why no block can be removed at all
+    fault: str = ""  # why sub-layers cannot be removed alone, "" if they can
     _kept: Sequence[Tensor | None] = ()  # by forward pass the stream that enters block `_entered`
     _entered: int = 0
     _evaluation: str = ""

@@ -70,29 +70,24 @@ ANGULAR = "angular_distance"
 
 
 class Subject(Frozen, kw_only=True):
-    """The network whose layers are removed, and the text on which its loss is measured.
+    """The network whose layers are removed, and the text on which its loss is measured."""
 
-    network: one without a head for the next token has no loss. name: its name in events. step: the update after
-    which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
-    once. positions: the most tokens of a row that the network reads, None if it reads any number. loss: the metric of
-    its loss. begun: returns the network that its training began with; None if it was not trained here.
-    record_verified: emits which shards were compared with their checksums, once the text has been read.
-    """
-
-    network: LanguageModel
+    network: LanguageModel  # one without a head for the next token has no loss
     blocks: Blocks
     precision: Precision
     tokenizer: Tokenizer
-    name: str
-    step: int
-    batches: Sequence[Batch]
+    name: str  # its name in events
+    step: int  # the update after which it was saved
+    batches: Sequence[Batch]  # of the text
     bytes_per_token: float
-    text: str
-    rows: int
-    positions: int | None
-    loss: str = "loss"
+    text: str  # what identifies the text
+    rows: int  # the most rows that are computed at once
+    positions: int | None  # the most tokens of a row that the network reads, None if it reads any number
+    loss: str = "loss"  # the metric of its loss
     begun: Callable[[], Llama] | None = None
+    """Returns the network that its training began with; None if it was not trained here."""
     record_verified: Callable[[Emit], None] = lambda _: None
+    """Emits which shards were compared with their checksums, once the text has been read."""
 
 
 def own_subject(

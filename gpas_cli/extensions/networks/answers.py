@@ -31,13 +31,12 @@ _RECIPE = "1"  # part of the version; increased when the same documents get othe
 
 
 class _Window(Frozen):
-    """A part of a passage with its question. place: the question's place among all. offsets: of each token in the
-    passage, None outside of it."""
+    """A part of a passage with its question."""
 
-    place: int
+    place: int  # the question's place among all
     tokens: tuple[int, ...]
     types: tuple[int, ...]
-    offsets: tuple[tuple[int, int] | None, ...]
+    offsets: tuple[tuple[int, int] | None, ...]  # of each token in the passage, None outside of it
 
 
 def answers_scorer(name: str, questions: Sequence[SpanQuestion], scorer: Scorer, tokenizer: Tokenizer) -> TaskScorer:

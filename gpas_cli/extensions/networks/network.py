@@ -56,19 +56,19 @@ def _fault(pattern: re.Pattern[str], what: str) -> Any:
 class PinnedNetwork(Frozen, kw_only=True):
     """A network that was not trained here, a `spec.section.Network`.
 
-    hf, revision: a repository of the hub and the commit. path, sha256: a folder, relative to experiments.yaml, and the
-    digest of its files. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether
-    the code that comes with the network may run. layers, hidden, ffn, vocab: its shape, by which plans estimate the
-    cost; 0 is read from config.json. parameters, tied: their number, and whether the head is the table of embeddings;
-    without them both are read from the weights.
+    layers, hidden, ffn, vocab: its shape, by which plans estimate the cost; 0 is read from config.json. parameters,
+    tied: their number, and whether the head is the table of embeddings; without them both are read from the weights.
     """
 
-    hf: str = setting("")
+    hf: str = setting("")  # a repository of the hub
     revision: str = setting("", check=_fault(_COMMIT, "a commit (40 hex digits): a branch or tag can change"))
-    path: str = setting("")
+    """The commit of the repository."""
+    path: str = setting("")  # a folder, relative to experiments.yaml
     sha256: str = setting("", check=_fault(_DIGEST, "a digest (64 hex digits)"))
+    """The digest of the files of the folder."""
     dtype: str = setting("stored", choices=("stored", "fp32", "bf16"))
-    trust_code: bool = setting(False)
+    """Of the weights; `stored` keeps bfloat16 and converts others to fp32."""
+    trust_code: bool = setting(False)  # whether the code that comes with the network may run
     layers: int = setting(0, low=0, high=1024)
     hidden: int = setting(0, low=0, high=65_536)
     ffn: int = setting(0, low=0, high=262_144)

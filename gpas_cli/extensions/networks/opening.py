@@ -37,17 +37,13 @@ _ENCODER = re.compile(
 
 
 class ExternalModel(Frozen):
-    """A network in a folder.
+    """A network in a folder."""
 
-    source: the folder as it was named, or the hub's name. revision: the commit on the hub, "" for a folder. weights,
-    files: digests of the weights, and of the configuration, the code and the tokenizer.
-    """
-
-    source: str
+    source: str  # the folder as it was named, or the hub's name
     folder: Path
-    revision: str
-    weights: str
-    files: str
+    revision: str  # the commit on the hub, "" for a folder
+    weights: str  # digest of the weights
+    files: str  # digest of the configuration, the code and the tokenizer
 
     @property
     def config(self) -> dict[str, Any]:

@@ -79,24 +79,20 @@ class _GridSection(Frozen):
 
 
 class Content(Frozen):
-    """Everything on the page. `made` is a unix time.
-
-    activity: hours used and the expected end, in a sentence. paper_tables, figures: the papers'. details: by
-    cell id. left_out: what does not fit.
-    """
+    """Everything on the page."""
 
     title: str
-    made: float
+    made: float  # unix time
     states: Mapping[str, int]
     grids: tuple[_GridSection, ...] = ()
     claims: Sequence[ClaimJson] = ()
-    paper_tables: Sequence[_TableView] = ()
-    figures: Sequence[Mapping[str, Any]] = ()
+    paper_tables: Sequence[_TableView] = ()  # the papers'
+    figures: Sequence[Mapping[str, Any]] = ()  # the papers'
     cells: Sequence[Mapping[str, Any]] = ()
-    details: Mapping[str, Any] | None = None
-    activity: str = ""
+    details: Mapping[str, Any] | None = None  # by cell id
+    activity: str = ""  # hours used and the expected end, in a sentence
     problem: str = ""
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # what does not fit
     version: str = __version__
 
 

@@ -47,18 +47,14 @@ _HEADERS = {
 
 
 class _Snapshot(Frozen):
-    """Collected content, and the document and the JSON that show it.
-
-    data: the JSON of the page; tag: its ETag. taken: when content was collected last, by the monotonic clock. seconds:
-    the processor time that this took. refresh: as for `to_html`.
-    """
+    """Collected content, and the document and the JSON that show it."""
 
     content: Content
-    data: str
-    tag: str
-    taken: float
-    seconds: float
-    refresh: float
+    data: str  # the JSON of the page
+    tag: str  # the ETag of `data`
+    taken: float  # when content was collected last, by the monotonic clock
+    seconds: float  # the processor time that collecting took
+    refresh: float  # as for `to_html`
 
     @cached_property
     def document(self) -> Document:
@@ -68,15 +64,13 @@ class _Snapshot(Frozen):
 
 @dataclass
 class LivePage:
-    """Returns snapshots that are at most `refresh` seconds old, or older if collecting takes long.
+    """Returns snapshots that are at most `refresh` seconds old, or older if collecting takes long."""
 
-    collect: returns the content. rescue: returns content without the database, given the error that collecting has
-    raised. details: returns what is shown when a cell is opened, None if there is no such cell.
-    """
-
-    collect: Callable[[], Content]
+    collect: Callable[[], Content]  # returns the content
     rescue: Callable[[Exception], Content]
+    """Returns content without the database, given the error that collecting has raised."""
     details: Callable[[str], dict[str, Any] | None]
+    """Returns what is shown when a cell is opened, None if there is no such cell."""
     refresh: float
     _last: _Snapshot | None = None
     _collecting: threading.Lock = field(default_factory=threading.Lock)

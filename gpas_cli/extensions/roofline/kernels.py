@@ -201,15 +201,17 @@ def profiled(do: Callable[[int], None]) -> tuple[float, profile]:
 
 
 class Kind(Frozen):
-    """The part of an update that the kernels of one kind take. bound_seconds, flops, bytes: of the least computation,
-    None for what has none. mfu: in percent, that the update would have if this kind alone ran at its bound."""
+    """The part of an update that the kernels of one kind take.
+
+    bound_seconds, flops, bytes: of the least computation, None for what has none.
+    """
 
     name: str
     seconds: float
     bound_seconds: float | None
     flops: float | None
     bytes: float | None
-    mfu: float
+    mfu: float  # in percent, that the update would have if this kind alone ran at its bound
 
 
 class Roofline(Frozen):

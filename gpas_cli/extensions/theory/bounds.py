@@ -150,10 +150,9 @@ class AttentionSigmas(Frozen):
 
 
 class Surroundings(Frozen):
-    """The parts around a module in the residual formula, as factors of spectral norms, and s of the module's input.
+    """The parts around a module in the residual formula, as factors of spectral norms.
 
     `in_norm`, `branch_norm`, `out_norm`: gain / sigma of the norm's input, equation (14); 1 for an absent norm.
-    `gates`: 1 for a gate with stop-gradient, else |1 - act(alpha)|, by slot.
     """
 
     in_norm: float = 1.0
@@ -162,7 +161,8 @@ class Surroundings(Frozen):
     skip: float = 1.0
     branch: float = 1.0
     gates: Mapping[str, float] = field(default_factory=dict)
-    s: float = 1.0
+    """1 for a gate with stop-gradient, else |1 - act(alpha)|, by slot."""
+    s: float = 1.0  # s of the module's input
 
     def bound(self, module: float) -> float:
         """Return the bound of a sub-layer's Jacobian, given its module's, by sub-additivity and sub-multiplicativity.

@@ -65,25 +65,26 @@ from gpas_cli.structure import Frozen
 
 
 class _DepthFactor(Frozen):
-    """One layer: sigma_x, the same by (6) or (40), sigma_x', both factors of (25) or (54), A, B, and the factor of (35)
-    or (55)."""
+    """One layer."""
 
     layer: int
-    stream_std: float
-    grown_std: float
-    middle_std: float
-    feed_forward: float
-    attention: float
-    a: float
-    b: float
-    joined: float
+    stream_std: float  # sigma_x
+    grown_std: float  # sigma_x by (6) or (40)
+    middle_std: float  # sigma_x'
+    feed_forward: float  # the feed-forward network's factor of (25) or (54)
+    attention: float  # attention's factor of (25) or (54)
+    a: float  # A of the paper
+    b: float  # B of the paper
+    joined: float  # the factor of (35) or (55)
 
 
 class DepthBound(Frozen):
-    """The bounds of The Curse of Depth. `lns`: whether they are (54) and (55), for LNS, instead of (25) and (35).
-    log10_bound, log10_joined: of the products over all layers but the last, as in the paper."""
+    """The bounds of The Curse of Depth.
 
-    lns: bool
+    log10_bound, log10_joined: of the products over all layers but the last, as in the paper.
+    """
+
+    lns: bool  # whether the bounds are (54) and (55), for LNS, instead of (25) and (35)
     layers: tuple[_DepthFactor, ...]
     log10_bound: float
     log10_joined: float
@@ -121,17 +122,15 @@ def depth_bound(network: Llama, tokens: Tensor) -> DepthBound | None:
 
 
 class StageGap(Frozen):
-    """Theorem 4.2. By layer: `psi`, `relative` and `rise`, the means over tokens of Psi_l, of Psi_l / |F| and of the
-    loss without layer l minus that of the whole network. `gap`: |L_2 - L_1|. `stability`: (1/L) E[sum_l Psi_l / |F|].
-    `constant`: C, None if there is none; `bound`: their product."""
+    """Theorem 4.2. Its means by layer are over tokens."""
 
-    psi: tuple[float, ...]
-    relative: tuple[float, ...]
-    rise: tuple[float, ...]
-    gap: float
-    stability: float
-    constant: float | None
-    bound: float | None
+    psi: tuple[float, ...]  # by layer, the mean of Psi_l
+    relative: tuple[float, ...]  # by layer, the mean of Psi_l / |F|
+    rise: tuple[float, ...]  # by layer, the mean of the loss without layer l minus that of the whole network
+    gap: float  # |L_2 - L_1|
+    stability: float  # (1/L) E[sum_l Psi_l / |F|]
+    constant: float | None  # C, None if there is none
+    bound: float | None  # the product of `stability` and `constant`
 
 
 def stage_gap(

@@ -147,23 +147,20 @@ class Sample(Frozen):
 
 
 class _SubLayerBound(Frozen):
-    """One sub-layer. `bound`: equation (20), (44), or (29) for a feed-forward network without a gate, for a stream of
-    standard deviation `stream_std`; `worst`: the same for the token with the largest bound; `norm`: the measured
-    spectral norm of the Jacobian over all tokens together."""
+    """One sub-layer."""
 
-    stream_std: float
-    bound: float
-    worst: float
-    norm: float
+    stream_std: float  # the standard deviation of the stream that the bounds are for
+    bound: float  # equation (20), (44), or (29) for a feed-forward network without a gate
+    worst: float  # the same for the token with the largest bound
+    norm: float  # the measured spectral norm of the Jacobian over all tokens together
 
 
 class _FeedForwardBound(_SubLayerBound):
-    """`identity`: equation (15), as in Figure 2. `swiglu`: whether `bound` and `worst` are (44). `slope`: the factor of
-    the activation in (29) otherwise."""
+    """One feed-forward sub-layer."""
 
-    identity: float
-    swiglu: bool
-    slope: float
+    identity: float  # equation (15), as in Figure 2
+    swiglu: bool  # whether `bound` and `worst` are (44)
+    slope: float  # the factor of the activation in (29), without `swiglu`
 
 
 class LayerBounds(Frozen):

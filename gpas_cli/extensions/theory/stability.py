@@ -57,13 +57,13 @@ _NO_NORM = _Kind("no norm", residual=True, norm=False)
 
 
 class Simulation(Frozen):
-    """A simulated network: means over inputs. `norms`, `gaps`: (depth, mean). `psi`: (l, mean) at the last depth."""
+    """A simulated network: means over inputs."""
 
     kind: _Kind
     tau: float
-    norms: tuple[tuple[int, float], ...]
-    psi: tuple[tuple[int, float], ...]
-    gaps: tuple[tuple[int, float], ...]
+    norms: tuple[tuple[int, float], ...]  # (depth, mean)
+    psi: tuple[tuple[int, float], ...]  # (l, mean) at the last depth
+    gaps: tuple[tuple[int, float], ...]  # (depth, mean)
 
 
 class _Statement(Frozen):
