@@ -78,22 +78,19 @@ class DataError(GpasError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem in a specification.
+    """One problem in a specification."""
 
-    `path` locates the value in its mapping, e.g. ("gate", "activation"). `where` is its place in the file, e.g.
-    "experiments.yaml:12:5", or the word of the command line that set the value, such as "optim.lr=abc". `undeclared` is
-    the kind and the name of what would have to be declared first, e.g. ("size", "tiny"): if its declaration is faulty,
-    this problem only follows from that. `alone`: the value is wrong whatever the other settings are. `absent`: there is
-    no value, and one is required. `unknown`: there is no such setting, so that its name is at fault.
-    """
-
-    path: tuple[str | int, ...]
+    path: tuple[str | int, ...]  # its place in the mapping, e.g. ("gate", "activation")
     message: str
     where: str = ""
+    """The place of the value in the file, e.g. "experiments.yaml:12:5", or the word of the command line that set it,
+    such as "optim.lr=abc"."""
     undeclared: tuple[str, str] | None = None
-    alone: bool = False
-    absent: bool = False
-    unknown: bool = False
+    """The kind and the name of what would have to be declared first, e.g. ("size", "tiny"). If its declaration is
+    faulty, this problem only follows from that."""
+    alone: bool = False  # the value is wrong whatever the other settings are
+    absent: bool = False  # there is no value, and one is required
+    unknown: bool = False  # there is no such setting, so that its name is at fault
 
     def __str__(self) -> str:
         dotted = ".".join(str(part) for part in self.path)

@@ -250,16 +250,13 @@ def _show_undeclared(view: View, as_json: bool) -> None:
 
 class View(Frozen):
     """What to show of the observed cells: those in `states`, sorted by `sort`, at most `limit`; by default all, in
-    declared order.
+    declared order."""
 
-    brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
-    """
-
-    brief: bool
+    brief: bool  # no grid was named, so only the cells that need attention are listed
     states: Sequence[str] = ()
     sort: str | None = None
     limit: int | None = None
-    narrowed: bool = False
+    narrowed: bool = False  # --where or --state was given
 
     def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """Return all cells in the selected states, in order, without the limit."""
