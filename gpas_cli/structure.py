@@ -38,11 +38,17 @@ _LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Frozen:
     """Base class of frozen dataclasses: each subclass is one. They share comparison, hash and text, so that the 180
-    that `gpas status` makes at its start take half of the time. Plugins decorate their classes, as is usual."""
+    that `gpas status` makes at its start take half of the time.
 
-    def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
+    A class of another package that neither names `Frozen` nor says `kw_only` decorates itself, as subclasses of
+    dataclasses usually do: a dataclass cannot be decorated again.
+    """
+
+    def __init_subclass__(cls, *, kw_only: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=kw_only)(cls)
+        own, package = (name.partition(".")[0] for name in (cls.__module__, __name__))
+        if own == package or kw_only is not None or Frozen in cls.__bases__:
+            dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=bool(kw_only))(cls)
 
     def __eq__(self, other: object) -> bool:
         return _compared(self) == _compared(other) if type(other) is type(self) else NotImplemented

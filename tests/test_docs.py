@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpas_cli import __version__
 from gpas_cli.cli.app import make_app
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
+from gpas_cli.extension import Extension
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.packs import known_packs
@@ -290,6 +292,12 @@ def test_ci_calls_targets_of_the_makefile() -> None:
     phases = re.findall(r"^ *phase \w+ (?:make|newcomer) ([\w-]+)", (ROOT / ".ci/run").read_text("utf-8"), re.MULTILINE)
     assert {*phases} == {"dev", "check", "docs", "test", "test-machine", "test-engine", "test-long"}
     assert {*phases} <= {*make_targets(), "dev"}
+
+
+def test_every_field_of_an_extension_is_described() -> None:
+    _, table = (DOCS / "how-to/extension.md").read_text("utf-8").split("| field of `Extension` | meaning |")
+    named = (re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.split("\n\n")[0].splitlines()[2:])
+    assert sorted(name for names in named for name in names) == sorted(own.name for own in fields(Extension))
 
 
 def test_generated_parts_are_placed_once_each() -> None:

@@ -51,6 +51,7 @@ GPAS = {f"{norm}{'-gpas' if gate else ''}": {"norm": norm, "gate": gate} for nor
 FOLDED = ("pre", "lns", "layerscale", "scalars", "scaled-branches")
 COMPLETEP = {"like": "completep", "base_hidden": 8, "base_heads": 2, "base_layers": 2}
 OTHERS = golden_cases("networks")["exported"]
+OF_PYTHON_3_11 = {"Never", "Self", "StrEnum", "assert_never", "assert_type", "dataclass_transform", "reveal_type"}
 
 
 @needs_transformers
@@ -300,10 +301,12 @@ def test_a_width_that_transformers_refuses_is_named() -> None:
     assert obstacle(parse_model({"size": {**size, "hidden": 32, "head_dim": 10}})) == ""
 
 
-def test_the_bundled_file_does_not_import_this_package() -> None:
-    tree = ast.parse(Bundle("gpas_cli.extensions.export.remote").text())
+def test_the_bundled_file_imports_neither_this_package_nor_what_python_3_10_lacks() -> None:
+    tree = ast.parse(Bundle("gpas_cli.extensions.export.remote").text(), feature_version=(3, 10))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported |= {node.module or "" for node in parts}
+    assert {one.name for node in parts for one in node.names} & OF_PYTHON_3_11 == set()
     tops = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
     assert tops == {"torch", "transformers"}
     defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]

@@ -89,6 +89,7 @@ def call(*words: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+@dataclass(frozen=True)
 class PbsJob(BatchJob):
     """A job in qstat's answer."""
 

@@ -10,7 +10,7 @@ modeling_gpas.py        the code of a network that is not plain LLaMA (`trust_re
     the whole root module ─► names it uses ─► their definitions ─► names these use ─► ...
 
 Modules are ordered by import, definitions as in their module. Imports of this package are removed, all others move to
-the top. No two modules may define the same name.
+the top. No two modules may define the same name. The file runs with Python 3.10, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import sys
 from collections import Counter, defaultdict
@@ -37,6 +38,7 @@ from gpas_cli.spec.parse import plain
 _PACKAGE = Path(__file__).parents[2]
 _Name = tuple[str, str]  # a module and a name defined in it
 _Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
+_FOR_TYPES = re.compile(r"^@dataclass_transform\(.*\)\n", re.MULTILINE)  # read by type checkers alone; of Python 3.11
 CODE = "modeling_gpas"
 CLASS = "GpasForCausalLM"
 
@@ -52,7 +54,7 @@ class _Module:
 
     def __post_init__(self) -> None:
         self.path = _PACKAGE.parent / (self.name.replace(".", "/") + ".py")
-        self.source = self.path.read_text(encoding="utf-8")
+        self.source = _FOR_TYPES.sub("", self.path.read_text(encoding="utf-8"))
         self.tree = ast.parse(self.source)
         self.docstring = ast.get_docstring(self.tree, clean=False) or ""
         for statement in self.tree.body:
