@@ -273,7 +273,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             child.record()
         if retried:
             self._start_attempts(job for _, job in retried)
-        return any(child.alive for child in self.children)
+        return bool(retried)  # a job may have ended again already
 
     def _next_step(self, child: _Child) -> Step:
         """Return what follows a job that has ended. Only a job that was killed had too little memory on its node."""

@@ -310,17 +310,31 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     assert element._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
 
 
-def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that saved exits with 75, as one does whose peer was killed: only the warning tells them apart."""
-    attempt = make_attempt(tmp_path, KEY)
-    process = subprocess.Popen(["sh", "-c", "exit 75"])
+def watching(runs: Path, ends: str, tasks: int) -> Any:
+    """Return the supervisor of a job that has ended as a shell command ends."""
+    attempt = make_attempt(runs, KEY)
+    process = subprocess.Popen(["sh", "-c", ends])
     process.wait()
-    start = SimpleNamespace(memory=0, tasks=2, jobs=[None], runs=tmp_path)
+    start = SimpleNamespace(memory=0, tasks=tasks, jobs=[None], runs=runs)
     watch = supervisor._RankZeroSupervisor(start)  # type: ignore[arg-type]
     job = ElementRecord.of(attempt.read_attempt(), threads=1)
     watch.children = [supervisor._Child(attempt, job, process, time.monotonic())]  # type: ignore[arg-type]
+    return watch
+
+
+def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that saved exits with 75, as one does whose peer was killed: only the warning tells them apart."""
+    watch = watching(tmp_path, "exit 75", tasks=2)
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(supervisor._Child, "kill_if_peer_ended", lambda _: watch._on_warning(signal.SIGTERM, None))
     monkeypatch.setattr(watch, "_start_attempts", lambda jobs: pytest.fail(f"started {list(jobs)}"))
     monkeypatch.setattr(supervisor, "_REPORT_SECONDS", 0.1)
     assert not watch._retry_jobs()
+
+
+def test_a_job_that_is_killed_again_at_once_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watching(tmp_path, "kill -9 $$", tasks=1)
+    (child,) = watch.children
+    monkeypatch.setattr(watch, "_start_attempts", lambda jobs: watch.children.extend(child for _ in jobs))
+    assert watch._continues()
+    assert watch.children == [child]
