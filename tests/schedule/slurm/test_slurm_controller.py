@@ -131,7 +131,7 @@ def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted
 
 def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accounted: Cluster, tmp_path: Path) -> None:
     """The first attempt asks for less than a training needs, and SLURM or the kernel ends it. Its array was renamed."""
-    toy = one_cell(accounted, tmp_path / "toy", steps=20)
+    toy = one_cell(accounted, tmp_path / "toy", steps=600)  # SLURM looks at the memory every 2 s
     toy.edit("mem: 1000M", "mem: [150M, 2000M]")
     accounted.run("scontrol", "update", "partitionname=low", "state=down")
     toy.submit()
